@@ -1,0 +1,43 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+// Our log line, on stderr: time, level, program, words, then key=value:
+//   2026-11-29T17:50:01.123Z I ddprun rendezvous complete round=7 group_rank=2 took_ms=1840
+// Log changes, not ticks. spdlog does the work.
+namespace ddprun {
+
+enum class LogLevel { debug, info, warning, error };
+
+// Once, at the start of main. `program` stands in every line. Level: --log-level, else DDPRUN_LOG_LEVEL, else info.
+void log_init(std::string_view program, LogLevel level);
+void log_set_level(LogLevel level);
+bool log_enabled(LogLevel level);
+void log_write(LogLevel level, std::string_view message);
+
+template <typename... Args>
+void log_debug(fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(LogLevel::debug)) log_write(LogLevel::debug, fmt::format(format, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void log_info(fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(LogLevel::info)) log_write(LogLevel::info, fmt::format(format, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void log_warning(fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(LogLevel::warning)) log_write(LogLevel::warning, fmt::format(format, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void log_error(fmt::format_string<Args...> format, Args&&... args) {
+  if (log_enabled(LogLevel::error)) log_write(LogLevel::error, fmt::format(format, std::forward<Args>(args)...));
+}
+
+// Logs `message` under `key` only when it differs from the last message under that key; a return to logging after
+// repeats says how often it was repeated. For states that are looked at often and change seldom.
+void log_on_change(LogLevel level, std::string_view key, std::string_view message);
+
+}  // namespace ddprun

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <boost/asio/any_io_executor.hpp>
+#include <boost/asio/awaitable.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/result.h"
+#include "common/unique_fd.h"
+
+// The only place that forks. Start by our own spawn(), then a Boost.Process v2 handle adopts the child.
+namespace ddprun::launcher {
+
+// Taken first thing in main(): what our parent gave us and what every worker must get back (nohup!).
+struct InheritedSignals {
+  sigset_t mask;
+  struct sigaction action[NSIG];
+  InheritedSignals();
+};
+
+// How a process ended.
+struct ExitStatus {
+  int code = 0;    // exit code; 0 when it was ended by a signal
+  int signal = 0;  // number of the signal that ended it; 0 when it exited
+  bool core_dumped = false;
+
+  static ExitStatus from_wait_status(int wait_status);
+  bool success() const { return code == 0 && signal == 0; }
+  int shell_code() const { return signal != 0 ? 128 + signal : code; }  // what a shell would report
+  std::string to_string() const;                                        // "exit code 3", "signal 9 (SIGKILL)"
+};
+
+struct SpawnSpec {
+  std::string executable;                // a path; PATH is not searched
+  std::vector<std::string> arguments;    // argv, [0] included
+  std::vector<std::string> environment;  // "NAME=value", the whole of it
+  std::string working_directory;         // "" = ours
+  int stdin_fd = -1;                     // -1 = /dev/null
+  int stdout_fd = -1;                    // -1 = inherit ours
+  int stderr_fd = -1;
+  std::vector<int> inherit_fds;  // kept open in the child under the same numbers; all others are closed
+  std::vector<std::pair<int, std::uint64_t>> limits;  // RLIMIT_*, soft and hard
+  std::vector<int> cpus;                              // affinity; empty = ours
+  bool new_session = true;
+  bool die_with_parent = true;  // PR_SET_PDEATHSIG SIGKILL
+};
+
+// Starts spec.executable in its own session. On failure no process and no descriptor is left; the error names the step
+// ("exec /x/y: Permission denied"; code not_found or system).
+// Between fork and exec only async-signal-safe calls. Main thread only: PDEATHSIG follows the thread.
+Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited);
+
+}  // namespace ddprun::launcher
