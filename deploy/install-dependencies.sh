@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Installs what ddprun needs on Debian 12: the one list. Only what is missing is installed; nothing is removed.
+#   deploy/install-dependencies.sh [build] [data] [test] [lint]      default: build data
+# CUDA, cuDNN and NCCL are not Debian packages: they are used where they are found, and the build works without them.
+set -euo pipefail
+
+build_packages=(
+  cmake ninja-build ccache g++ git ca-certificates
+  libboost1.81-dev       # Asio, Process v2 (the child's handle), Beast (metrics over HTTP)
+  libfmt-dev             # formatting
+  libspdlog-dev          # log lines
+  libcli11-dev           # flags
+  libyaml-cpp-dev        # configuration
+  nlohmann-json3-dev     # reports, metrics, safetensors headers
+  libssl-dev             # digests, random tokens
+  libdnnl-dev            # oneDNN: GEMM and convolution on CPUs
+  libjpeg62-turbo-dev libpng-dev   # image_folder
+  zlib1g-dev             # idx.gz
+  libhwloc-dev           # --numa-binding
+  libgtest-dev libgmock-dev libbenchmark-dev
+)
+data_packages=(dataset-fashion-mnist)
+test_packages=(
+  python3 python3-venv   # scripts that play the user, and the venv of the interop tests
+  iproute2 nftables procps util-linux   # hosts in network namespaces
+  tmux                   # a terminal for the terminal tests
+)
+lint_packages=(clang-format clang clang-tidy libclang-rt-14-dev shellcheck)
+
+[ $# -gt 0 ] || set -- build data
+wanted=()
+for group in "$@"; do
+  case $group in
+    build) wanted+=("${build_packages[@]}") ;;
+    data) wanted+=("${data_packages[@]}") ;;
+    test) wanted+=("${test_packages[@]}") ;;
+    lint) wanted+=("${lint_packages[@]}") ;;
+    *) echo "install-dependencies: no such group '$group' (build, data, test, lint)" >&2; exit 2 ;;
+  esac
+done
+
+missing=()
+for package in "${wanted[@]}"; do
+  state=$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null || true)
+  [ "$state" = "install ok installed" ] || missing+=("$package")
+done
+if [ ${#missing[@]} -eq 0 ]; then
+  echo "install-dependencies: nothing to install (${#wanted[@]} packages are there)"
+  exit 0
+fi
+if [ "$(id -u)" != 0 ]; then
+  echo "install-dependencies: these Debian packages are missing and root is needed to install them: ${missing[*]}" >&2
+  exit 1
+fi
+echo "install-dependencies: installing ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+for step in "apt-get update" "apt-get install -y --no-install-recommends ${missing[*]}"; do
+  # shellcheck disable=SC2086
+  if ! $step >"$log" 2>&1; then
+    tail -n 15 "$log" >&2
+    echo "install-dependencies: '$step' failed; see above" >&2
+    exit 1
+  fi
+done
