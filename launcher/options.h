@@ -1,0 +1,133 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/options.h"
+#include "common/result.h"
+#include "common/types.h"
+
+// Flags and PET_* variables -> LaunchOptions: checked values, nothing done yet. Pure: the environment and the host's
+// facts (device counts) come in as arguments.
+namespace ddprun::launcher {
+
+// Which program this is, by argv[0]: `ddprun` or the legacy `ddprun-launch` (python -m torch.distributed.launch).
+enum class Flavour { run, launch };
+
+// Of --redirects and --tee: for each local rank a mask, 1 = stdout, 2 = stderr, 3 = both.
+struct StreamMap {
+  static constexpr int kStdout = 1;
+  static constexpr int kStderr = 2;
+
+  int all = 0;                        // given as one number: it is for every rank
+  std::map<std::int64_t, int> ranks;  // given as "0:3,12:1": ranks that are not named get 0
+
+  int of(LocalRank rank) const;
+  bool any() const;
+  // "3" or "0:3,12:1". Errors: invalid_argument with the text and what is wrong with it.
+  static Result<StreamMap> parse(const std::string& text);
+};
+
+// What happens to the workers' output. The log tree is <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/.
+struct OutputOptions {
+  std::string log_dir;      // "" = a temporary directory, removed at the end, only for error files and the like
+  bool no_files = false;    // --log-dir=/dev/null: no files at all, error files neither
+  StreamMap redirects;      // to files, not to the console
+  StreamMap tee;            // to files and to the console with a prefix
+  std::string line_prefix;  // template of --log-line-prefix-template; "" = "[${role_name}${local_rank}]:"
+  std::vector<std::int64_t> console_ranks;  // --local-ranks-filter; empty = all
+  std::vector<std::string> stdout_filters;  // --duplicate-stdout-filters
+  std::vector<std::string> stderr_filters;
+  std::uint64_t log_max_size_bytes = 0;  // rotate a worker's file beyond this; 0 = never
+  std::string report_file;               // --report: the last word as JSON; "" = none
+  std::string own_error_file;            // TORCHELASTIC_ERROR_FILE of the launcher itself; "" = none
+};
+
+enum class RdzvBackend { c10d, static_ };
+
+struct RendezvousConf {
+  std::chrono::seconds join_timeout{600};
+  std::chrono::seconds last_call_timeout{30};
+  std::chrono::seconds close_timeout{30};
+  std::chrono::seconds keep_alive_interval{5};
+  std::int64_t keep_alive_max_attempt = 3;
+  std::chrono::seconds read_timeout{60};  // of one connection attempt to the endpoint and one reply
+  std::optional<bool> is_host;            // nullopt = found out
+  bool keep_on_silence = false;           // on_silence=keep: workers run on when the rendezvous is silent
+};
+
+struct LaunchOptions {
+  Flavour flavour = Flavour::run;
+
+  // the job
+  std::int64_t nnodes_min = 1;
+  std::int64_t nnodes_max = 1;
+  std::int64_t nproc = 1;
+  std::int64_t max_restarts = 0;
+  std::string role = "default";
+  RunId run_id{"none"};
+  RdzvBackend backend = RdzvBackend::c10d;
+  Endpoint endpoint;       // port 0: this launcher serves it on a port of its choice (one node, or --standalone)
+  bool local_job = false;  // one node and nobody else can join: all listeners on loopback, MASTER_ADDR 127.0.0.1
+  RendezvousConf conf;
+  std::optional<std::int64_t> node_rank;     // given = hint (c10d) or the rank (static)
+  std::string local_addr;                    // "" = found out
+  std::optional<std::uint16_t> master_port;  // given by --master-port: the worker store of group rank 0 is served there
+  std::string topology_key;
+
+  // ports that we choose: 0, 0 = the kernel chooses
+  std::uint16_t first_port = 0;
+  std::uint16_t last_port = 0;
+
+  // what is run
+  std::string program;
+  std::vector<std::string> arguments;
+  bool module = false;
+  bool no_python = false;
+  bool run_path = false;
+
+  // workers
+  std::vector<std::pair<std::string, std::string>> environment;  // --env and presets, in order; later wins
+  std::vector<std::pair<int, std::uint64_t>> limits;             // RLIMIT_*, soft = hard
+  std::vector<std::string> devices;                              // --devices; empty = as inherited
+  std::string numa_binding;                                      // "", node, socket, exclusive, core-complex
+  bool virtual_local_rank = false;
+  enum class Stdin { first, all, none } stdin_policy = Stdin::first;
+
+  // supervision
+  std::vector<int> signals_to_handle;   // end the job
+  std::vector<int> signals_to_forward;  // pass on and go on (SIGUSR1, SIGUSR2 unless they are in the list above)
+  std::chrono::milliseconds shutdown_timeout{30'000};
+  std::chrono::milliseconds restart_backoff{0};  // before restart k: this x 2^(k-1), at most 60 s
+  std::int64_t crash_loop_limit = 0;             // 0 = off
+  bool torchrun_exit_codes = false;              // --exit-code=torchrun
+  enum class Events { none, console, dynamic_rendezvous } events = Events::none;  // --event-log-handler
+
+  OutputOptions output;
+  std::string log_level = "info";
+
+  // Things the user should hear once, before the start ("unknown --rdzv-conf key 'jion_timeout' ...").
+  std::vector<std::string> warnings;
+};
+
+// What the host has, for --nproc-per-node=auto|gpu|cpu and checks; see device.h and cpu_budget.h for the real one.
+struct HostFacts {
+  std::optional<std::int64_t> gpus;  // nullopt = not found out (no driver library)
+  std::string gpu_problem;           // why not, in a sentence
+  std::int64_t cpus = 1;             // in our affinity mask
+};
+
+// The option table of either program: help, README, PET_* variables and parsing come from it.
+const OptionTable& option_table(Flavour flavour);
+
+// Errors: invalid_argument, one sentence (exit code 2).
+Result<LaunchOptions> make_launch_options(const ParsedOptions& parsed, Flavour flavour, const EnvLookup& env,
+                                          const HostFacts& host);
+
+}  // namespace ddprun::launcher
