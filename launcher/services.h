@@ -1,6 +1,8 @@
 #pragma once
 
+#include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -30,6 +32,11 @@ class RendezvousHost {
   virtual ~RendezvousHost() = default;
   virtual std::uint16_t port() const = 0;
   virtual std::size_t other_agents() const = 0;  // agents connected from other processes
+  // Static backend: the c10d store on this same port is the worker store. It is emptied by the host itself, between the
+  // end of the old round's last worker and the new round's assignments.
+  virtual void serve_workers(bool on) = 0;
+  // Serves on until `grace` has passed or no agent of another process is connected, then stops.
+  virtual boost::asio::awaitable<void> drain(std::chrono::milliseconds grace) = 0;
 };
 
 struct Services {

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/failure_record.h"
+
+namespace ddprun::launcher {
+
+// How the job ended, as seen from this node. The report (launcher/report.h) prints it, main() exits with the code.
+struct JobOutcome {
+  enum class Kind {
+    success,         // all workers of the job exited 0 (or: this node was a spare of such a job)
+    worker_failure,  // beyond the budget; root_cause is set, the same on every node
+    resume_me,       // every worker ended with 75
+    signalled,       // we were told to stop
+    unavailable,     // rendezvous timed out, refused us, or too few nodes are left
+    stopped,         // an operator stopped the job (ddpctl stop) or drained this node
+    cannot_start,    // this node could not start: port taken, program missing, ...
+  };
+
+  Kind kind = Kind::success;
+  int exit_code = 0;   // by common/exit_code.h, --exit-code=ddprun
+  std::string reason;  // one sentence for stderr; "" on success
+  std::optional<FailureRecord> root_cause;
+  std::vector<FailureRecord> failures;  // of the whole job, by the rendezvous's clock, root cause included
+};
+
+}  // namespace ddprun::launcher
