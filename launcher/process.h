@@ -14,7 +14,7 @@
 #include "common/result.h"
 #include "common/unique_fd.h"
 
-// The only place that forks. Start by our own spawn(), then a Boost.Process v2 handle adopts the child.
+// The only place that starts processes. Start by our own spawn(), then a Boost.Process v2 handle adopts the child.
 namespace ddprun::launcher {
 
 // Taken first thing in main(): what our parent gave us and what every worker must get back (nohup!).
@@ -22,6 +22,8 @@ struct InheritedSignals {
   sigset_t mask;
   struct sigaction action[NSIG];
   InheritedSignals();
+
+  bool ignored(int signal) const { return action[signal].sa_handler == SIG_IGN; }
 };
 
 // How a process ended.
@@ -36,6 +38,9 @@ struct ExitStatus {
   std::string to_string() const;                                        // "exit code 3", "signal 9 (SIGKILL)"
 };
 
+// "SIGTERM"; "SIG34" for one without a name.
+std::string signal_name(int signal);
+
 struct SpawnSpec {
   std::string executable;                // a path; PATH is not searched
   std::vector<std::string> arguments;    // argv, [0] included
@@ -44,16 +49,32 @@ struct SpawnSpec {
   int stdin_fd = -1;                     // -1 = /dev/null
   int stdout_fd = -1;                    // -1 = inherit ours
   int stderr_fd = -1;
-  std::vector<int> inherit_fds;  // kept open in the child under the same numbers; all others are closed
+  std::vector<int> inherit_fds;  // kept open in the child under the same numbers (> 2); all others are closed
   std::vector<std::pair<int, std::uint64_t>> limits;  // RLIMIT_*, soft and hard
   std::vector<int> cpus;                              // affinity; empty = ours
   bool new_session = true;
   bool die_with_parent = true;  // PR_SET_PDEATHSIG SIGKILL
+  int cgroup_fd = -1;           // folder of a v2 control group that the child starts in; -1 = ours
 };
 
 // Starts spec.executable in its own session. On failure no process and no descriptor is left; the error names the step
 // ("exec /x/y: Permission denied"; code not_found or system).
-// Between fork and exec only async-signal-safe calls. Main thread only: PDEATHSIG follows the thread.
+// The child shares our memory until its exec (as with vfork), so it makes system calls only. Main thread only:
+// PDEATHSIG follows the thread.
 Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited);
+
+// A running child. When its owner drops it, the whole process group is killed and the child is reaped.
+class ChildProcess {
+ public:
+  // Takes over a child that spawn() gave. Errors: system (no descriptor left for its pidfd); the child is killed then.
+  static Result<std::unique_ptr<ChildProcess>> adopt(const boost::asio::any_io_executor& executor, pid_t pid);
+  virtual ~ChildProcess() = default;
+
+  virtual pid_t pid() const = 0;
+  // Becomes ready when the child has ended. It is still a zombie then: its ids and its /proc entry are still its own.
+  virtual boost::asio::awaitable<void> ended() = 0;
+  // After ended(): kills what is left of its process group, takes the exit status; does not block.
+  virtual ExitStatus reap() = 0;
+};
 
 }  // namespace ddprun::launcher

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+#include "common/result.h"
+#include "common/unique_fd.h"
+
+namespace ddprun::launcher {
+
+// A small process beside the launcher that does what is left to do when the launcher is SIGKILLed: it kills every
+// session that is registered here, every process that carries our job token in its environment, and removes the
+// registered folders. It waits on a pipe whose other end only the launcher has, takes no signals, holds no descriptor
+// of the user's, and ends with the launcher in every case.
+class Guard {
+ public:
+  // Forks. Call it early in main(): before any thread, socket or big allocation.
+  static Result<std::shared_ptr<Guard>> start();
+  ~Guard();  // ends it and waits for it
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  void add_session(pid_t leader);
+  void remove_session(pid_t leader);
+  void add_folder(const std::string& path);  // removed with all that is in it
+  void remove_folder(const std::string& path);
+  void add_cgroup(const std::string& path);  // a v2 control group of ours: killed, then removed
+  void remove_cgroup(const std::string& path);
+
+  // "NAME=value" that each worker gets, unique to this launcher's life: how stray descendants are recognised.
+  const std::string& job_token() const { return token_; }
+  pid_t pid() const { return pid_; }
+
+ private:
+  Guard(pid_t pid, UniqueFd pipe, std::string token) : pid_(pid), pipe_(std::move(pipe)), token_(std::move(token)) {}
+  void tell(char verb, const std::string& argument);
+
+  pid_t pid_;
+  UniqueFd pipe_;
+  std::string token_;
+};
+
+}  // namespace ddprun::launcher
