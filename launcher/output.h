@@ -9,26 +9,22 @@
 #include <string_view>
 #include <vector>
 
-#include "common/result.h"
 #include "common/types.h"
 
 // What happens to the workers' output: choices only; the pumps are behind output_hub.h.
 namespace ddprun::launcher {
 
-// --redirects and --tee: "0".."3" for every local rank (1 = stdout, 2 = stderr, 3 = both), or a map "0:1,12:3".
+// --redirects and --tee: per local rank a mask, 1 = stdout, 2 = stderr, 3 = both.
 struct StreamChoice {
-  std::uint8_t everyone = 0;
-  std::map<std::int64_t, std::uint8_t> by_local_rank;  // ranks that are not in it get `everyone`
+  int all = 0;                        // given as one number: it is for every rank
+  std::map<std::int64_t, int> ranks;  // given as a map: ranks that are not named get 0
 
+  int of(LocalRank rank) const;
   bool has_stdout(LocalRank rank) const { return (of(rank) & 1) != 0; }
   bool has_stderr(LocalRank rank) const { return (of(rank) & 2) != 0; }
-  std::uint8_t of(LocalRank rank) const;
-
-  // Errors: invalid_argument with the text and what is wrong with it.
-  static Result<StreamChoice> parse(std::string_view text);
 };
 
-struct OutputOptions {
+struct OutputPolicy {
   StreamChoice redirects;                               // to a file only
   StreamChoice tee;                                     // to a file, and with a prefix to the console
   std::optional<std::set<std::int64_t>> console_ranks;  // --local-ranks-filter: the others are not shown
@@ -46,8 +42,5 @@ struct OutputOptions {
 // `${role_name} ${local_rank} ${rank} ${hostname}` filled in; other text stays.
 std::string fill_prefix(std::string_view prefix_template, std::string_view role_name, LocalRank local_rank, Rank rank,
                         std::string_view host_name);
-
-// torchrun's list syntax: comma separated, ",," is a literal comma.
-std::vector<std::string> split_filters(std::string_view text);
 
 }  // namespace ddprun::launcher

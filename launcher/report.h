@@ -15,7 +15,7 @@ namespace ddprun::launcher {
 
 // One worker that failed. Fill it from a WorkerExit and WorkerGroup::evidence(); what another node told us has host,
 // rank and status only.
-struct FailureRecord {
+struct WorkerFailure {
   std::string host;
   Rank rank;
   LocalRank local_rank;
@@ -40,20 +40,20 @@ struct JobReport {
   std::string python;      // the interpreter that was used; "" = none
   int exit_code = 0;       // of ddprun
   std::string reason;      // when it was no worker: "rendezvous timed out after 60 s: ...", "stopped by SIGTERM"
-  std::optional<FailureRecord> root_cause;
-  std::vector<FailureRecord> others;  // without the root cause, in the order of their ends
+  std::optional<WorkerFailure> root_cause;
+  std::vector<WorkerFailure> others;  // without the root cause, in the order of their ends
   std::vector<AttemptRecord> attempts;
   std::string log_folder;  // "" = none that stays
 };
 
-FailureRecord make_failure(const WorkerExit& exit, WorkerEvidence evidence, std::string host, std::string role_name);
+WorkerFailure make_failure(const WorkerExit& exit, WorkerEvidence evidence, std::string host, std::string role_name);
 
 // For the console; ends with a newline. "" when there is neither a root cause nor a reason.
 std::string to_text(const JobReport& report);
 std::string to_json(const JobReport& report);
 
 // What a user can do about it, in a sentence or two; "" = nothing sure to say. Never a guess without evidence.
-std::string remedy(const JobReport& report, const FailureRecord& failure);
+std::string remedy(const JobReport& report, const WorkerFailure& failure);
 
 // --report FILE: whole or not at all (written beside it, then renamed). Errors: system with the path.
 Result<void> write_report_file(const std::string& path, const JobReport& report);

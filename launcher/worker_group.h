@@ -58,7 +58,7 @@ enum class StdinPolicy {
 
 struct WorkerGroupOptions {
   InheritedSignals inherited;  // as main() found them
-  OutputOptions output;
+  OutputPolicy output;
   StdinPolicy stdin_policy = StdinPolicy::first;
   std::shared_ptr<Guard> guard;     // may be null
   std::shared_ptr<LogTree> logs;    // may be null: no files
