@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace ddprun::optim {
+
+enum class ScheduleKind : std::uint8_t { constant, cosine, step, multi_step, linear };
+
+// Learning rate as a pure function of the step (or epoch) t, from 0. During warm-up lr rises linearly from
+// warmup_factor * lr to lr; the schedule proper starts at its own t = 0 when warm-up ends (torch's SequentialLR).
+struct Schedule {
+  ScheduleKind kind = ScheduleKind::constant;
+  double lr = 0.1;
+  double min_lr = 0;
+  std::int64_t warmup_steps = 0;
+  double warmup_factor = 0;              // 0: t/warmup as nanoGPT; torch.LinearLR's start_factor otherwise
+  std::int64_t total_steps = 0;          // cosine, linear: t at which min_lr is reached, warm-up included
+  std::int64_t step_size = 30;           // step
+  double gamma = 0.1;                    // step, multi_step
+  std::vector<std::int64_t> milestones;  // multi_step
+
+  double at(std::int64_t t) const;
+};
+
+}  // namespace ddprun::optim
