@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +14,9 @@
 namespace ddprun {
 
 enum class LogLevel { debug, info, warning, error };
+
+// "debug", "info", "warning" or "error"; nullopt for anything else.
+std::optional<LogLevel> parse_log_level(std::string_view text);
 
 // Once, at the start of main. `program` stands in every line. Level: --log-level, else DDPRUN_LOG_LEVEL, else info.
 void log_init(std::string_view program, LogLevel level);
@@ -39,5 +44,14 @@ void log_error(fmt::format_string<Args...> format, Args&&... args) {
 // Logs `message` under `key` only when it differs from the last message under that key; a return to logging after
 // repeats says how often it was repeated. For states that are looked at often and change seldom.
 void log_on_change(LogLevel level, std::string_view key, std::string_view message);
+
+namespace internal {
+// One whole line with its newline. Control characters in `message` are escaped and continuation lines indented, so that
+// text from a peer can neither forge a line nor drive the terminal.
+std::string format_log_line(std::chrono::system_clock::time_point time, char level, std::string_view program,
+                            std::string_view message);
+// Writes all of `bytes` to descriptor 2. Never raises SIGPIPE, gives up when nobody reads for a second.
+void write_stderr(std::string_view bytes);
+}  // namespace internal
 
 }  // namespace ddprun

@@ -74,8 +74,9 @@ class OptionTable {
   // an unknown option comes with the nearest known one.
   Result<ParsedOptions> parse(std::span<const std::string> arguments, const EnvLookup& env) const;
 
-  std::string help() const;      // for --help
-  std::string markdown() const;  // table rows for the README: | option | variable | default | compatibility | help |
+  std::string help() const;  // for --help
+  // Table rows for the README, without a head: | option | variable | default | compatibility | help |
+  std::string markdown() const;
   const std::vector<OptionSpec>& options() const { return options_; }
 
  private:

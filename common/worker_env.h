@@ -39,6 +39,9 @@ struct WorkerEnv {
 // NAME=value pairs in a fixed order. `recorder_fd` < 0 leaves its variable out.
 std::vector<std::pair<std::string, std::string>> to_environment(const WorkerEnv& env);
 
+// The names of all of them, in the order of to_environment: what a launcher must clear before it sets its own.
+std::vector<std::string> worker_env_names();
+
 // Reads and checks all of them. No RANK: a world of one. GROUP_RANK unset: RANK / LOCAL_WORLD_SIZE.
 // Errors: invalid_argument naming the variable, its value and the bound ("RANK=5 but WORLD_SIZE=4").
 Result<WorkerEnv> from_environment(const EnvLookup& env);
