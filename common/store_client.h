@@ -101,7 +101,6 @@ class StoreClient {
   Result<std::vector<std::string>> missing_of(std::span<const std::string> keys);
   Result<void> wait_wire(std::string_view name, std::string_view what, std::span<const std::string> keys,
                          TimePoint deadline);
-  Error fail(std::string_view name, std::string_view key, Error error);
   std::string wire_key(std::string_view key) const;
   std::vector<std::string> wire_keys(std::span<const std::string> keys) const;
   TimePoint reply_deadline() const;

@@ -125,6 +125,7 @@ class StoreDecoder {
     request,    // `request` is filled, `consumed` bytes belong to it
     need_more,  // call again with the same bytes (less `consumed`) and at least one more behind them
     malformed,  // close the connection; why() says the reason
+    nothing,    // never returned by next()
   };
   // `bytes`: everything that has come and was not consumed. `consumed` is set for request and need_more.
   Step next(std::string_view bytes, std::size_t& consumed, StoreRequest& request);
@@ -134,6 +135,7 @@ class StoreDecoder {
   std::size_t needed() const { return needed_; }
 
  private:
+  Step one(std::string_view bytes, std::size_t& consumed, StoreRequest& request);
   Step fail(std::string_view why);
   Step incomplete(std::size_t needed);
   Step key_list(std::string_view bytes, std::size_t& consumed, StoreRequest& request);
