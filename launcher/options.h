@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -49,6 +50,9 @@ struct OutputOptions {
   std::string own_error_file;            // TORCHELASTIC_ERROR_FILE of the launcher itself; "" = none
 };
 
+// ddprun-launch: how the script is told its local rank on its command line.
+enum class LocalRankArgument { none, hyphen, underscore, by_script };
+
 enum class RdzvBackend { c10d, static_ };
 
 struct RendezvousConf {
@@ -80,6 +84,8 @@ struct LaunchOptions {
   std::string local_addr;                    // "" = found out
   std::optional<std::uint16_t> master_port;  // given by --master-port: the worker store of group rank 0 is served there
   std::string topology_key;
+  std::string network_interface;  // "" = none named
+  bool preflight = true;
 
   // ports that we choose: 0, 0 = the kernel chooses
   std::uint16_t first_port = 0;
@@ -91,6 +97,7 @@ struct LaunchOptions {
   bool module = false;
   bool no_python = false;
   bool run_path = false;
+  LocalRankArgument local_rank_argument = LocalRankArgument::none;
 
   // workers
   std::vector<std::pair<std::string, std::string>> environment;  // --env and presets, in order; later wins
@@ -114,17 +121,23 @@ struct LaunchOptions {
 
   // Things the user should hear once, before the start ("unknown --rdzv-conf key 'jion_timeout' ...").
   std::vector<std::string> warnings;
+  std::vector<std::string> notes;  // the same, but nothing to worry about
 };
 
-// What the host has, for --nproc-per-node=auto|gpu|cpu and checks; see device.h and cpu_budget.h for the real one.
+// What the host has, asked only when an option needs it; device.h and cpu_budget.h have the real answers.
 struct HostFacts {
-  std::optional<std::int64_t> gpus;  // nullopt = not found out (no driver library)
-  std::string gpu_problem;           // why not, in a sentence
-  std::int64_t cpus = 1;             // in our affinity mask
+  std::function<Result<std::int64_t>()> gpu_count;  // error: why GPUs cannot be counted (no driver library, ...)
+  std::function<std::int64_t()> cpu_count;          // CPUs in our affinity mask
 };
 
 // The option table of either program: help, README, PET_* variables and parsing come from it.
 const OptionTable& option_table(Flavour flavour);
+
+// Script for a shell's completion of all long options. `shell`: bash, zsh or tcsh.
+std::string completion_script(Flavour flavour, const std::string& shell);
+
+// "SIGTERM", "term" or "15" -> 15; nullopt for an unknown name.
+std::optional<int> signal_number(const std::string& name);
 
 // Errors: invalid_argument, one sentence (exit code 2).
 Result<LaunchOptions> make_launch_options(const ParsedOptions& parsed, Flavour flavour, const EnvLookup& env,
