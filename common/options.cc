@@ -107,6 +107,14 @@ class Expander {
       if (spec.name == name) return &spec;
       if (!name.empty() && spec.name.starts_with(name)) matches.push_back(&spec);
     }
+    if (matches.size() > 1) {
+      // An abbreviation that is unique among the options that the replaced program has means the same here.
+      std::vector<const OptionSpec*> old;
+      for (const OptionSpec* spec : matches) {
+        if (!spec->compatibility.starts_with("new")) old.push_back(spec);
+      }
+      if (old.size() == 1) matches = old;
+    }
     if (matches.size() == 1) return matches.front();
     if (matches.empty()) {
       std::vector<std::string> names;

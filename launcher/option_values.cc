@@ -12,7 +12,6 @@
 #include <limits>
 #include <optional>
 
-#include "common/options.h"
 #include "launcher/options.h"
 
 namespace ddprun::launcher {
@@ -182,18 +181,13 @@ std::optional<int> signal_number(const std::string& name) {
   return std::nullopt;
 }
 
-int StreamMap::of(LocalRank rank) const {
-  if (ranks.empty()) return all;
-  const auto found = ranks.find(rank.value);
-  return found == ranks.end() ? 0 : found->second;
+std::string signal_text(int number) {
+  const char* known = ::sigabbrev_np(number);
+  return known != nullptr ? std::string("SIG") + known : fmt::format("SIG{}", number);
 }
 
-bool StreamMap::any() const {
-  return all != 0 || std::any_of(ranks.begin(), ranks.end(), [](const auto& entry) { return entry.second != 0; });
-}
-
-Result<StreamMap> StreamMap::parse(const std::string& text) {
-  StreamMap map;
+Result<StreamChoice> parse_stream_choice(const std::string& text) {
+  StreamChoice map;
   if (text.find(':') == std::string::npos) {
     auto mask = parse_integer(trimmed(text), 0, 3);
     if (!mask) return bad(fmt::format("'{}' is neither 0, 1, 2 or 3 nor RANK:MASK,RANK:MASK", text));

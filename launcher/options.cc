@@ -253,44 +253,41 @@ Result<void> read_conf(const ParsedOptions& parsed, LaunchOptions& out) {
 
 Result<void> read_output(const ParsedOptions& parsed, const EnvLookup& env, LaunchOptions& out) {
   auto& output = out.output;
-  output.log_dir = parsed.text("log-dir");
-  if (output.log_dir == "/dev/null") {
-    output.log_dir.clear();
-    output.no_files = true;
-  }
-  auto redirects = StreamMap::parse(parsed.text("redirects"));
+  out.logs.log_dir = parsed.text("log-dir");
+  auto redirects = parse_stream_choice(parsed.text("redirects"));
   if (!redirects) return bad(parsed.source("redirects"), redirects.error().message());
   output.redirects = std::move(*redirects);
-  auto tee = StreamMap::parse(parsed.text("tee"));
+  auto tee = parse_stream_choice(parsed.text("tee"));
   if (!tee) return bad(parsed.source("tee"), tee.error().message());
   output.tee = std::move(*tee);
-  output.line_prefix = parsed.text("log-line-prefix-template");
-  if (output.line_prefix.empty()) output.line_prefix = env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").value_or("");
+  output.prefix_template = parsed.text("log-line-prefix-template");
+  if (output.prefix_template.empty())
+    output.prefix_template = env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE").value_or("");
   for (const auto& item : split(parsed.text("local-ranks-filter"), ',')) {
     auto rank = parse_integer(trimmed(item), 0, std::numeric_limits<std::int64_t>::max());
     if (!rank) return bad(parsed.source("local-ranks-filter"), fmt::format("'{}' is not a local rank", item));
-    output.console_ranks.push_back(*rank);
+    if (!output.console_ranks) output.console_ranks.emplace();
+    output.console_ranks->insert(*rank);
   }
   for (const char* name : {"duplicate-stdout-filters", "duplicate-stderr-filters"}) {
     auto filters = split_escaped_commas(parsed.text(name));
     if (filters.empty()) continue;
     const bool is_stdout = std::string_view(name) == "duplicate-stdout-filters";
-    const int stream = is_stdout ? StreamMap::kStdout : StreamMap::kStderr;
     bool seen = false;
     for (std::int64_t rank = 0; rank < out.nproc && !seen; ++rank) {
-      seen = (output.tee.of(LocalRank(rank)) & stream) != 0;
+      seen = is_stdout ? output.tee.has_stdout(LocalRank(rank)) : output.tee.has_stderr(LocalRank(rank));
     }
     if (!seen) {
       out.warnings.push_back(fmt::format("{} sees tee'd lines only, and no worker's {} is tee'd (--tee)",
                                          parsed.source(name), is_stdout ? "stdout" : "stderr"));
     }
-    (is_stdout ? output.stdout_filters : output.stderr_filters) = std::move(filters);
+    (is_stdout ? output.duplicate_stdout_filters : output.duplicate_stderr_filters) = std::move(filters);
   }
   auto size = parse_size(parsed.text("log-max-size"));
   if (!size) return bad(parsed.source("log-max-size"), size.error().message());
   output.log_max_size_bytes = *size;
-  output.report_file = parsed.text("report");
-  output.own_error_file = env("TORCHELASTIC_ERROR_FILE").value_or("");
+  out.logs.report_file = parsed.text("report");
+  out.logs.own_error_file = env("TORCHELASTIC_ERROR_FILE").value_or("");
   return {};
 }
 
@@ -324,8 +321,8 @@ Result<void> read_signals(const ParsedOptions& parsed, LaunchOptions& out) {
       out.signals_to_forward.push_back(number);
     } else if (parsed.given("signals-to-forward")) {
       return bad(parsed.source("signals-to-forward"),
-                 fmt::format("SIG{} stands in --signals-to-handle too: either it ends the job or the job goes on",
-                             ::sigabbrev_np(number)));
+                 fmt::format("{} stands in --signals-to-handle too: either it ends the job or the job goes on",
+                             signal_text(number)));
     }
   }
   return {};

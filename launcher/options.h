@@ -3,7 +3,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +12,7 @@
 #include "common/options.h"
 #include "common/result.h"
 #include "common/types.h"
+#include "launcher/output.h"
 
 // Flags and PET_* variables -> LaunchOptions: checked values, nothing done yet. Pure: the environment and the host's
 // facts (device counts) come in as arguments.
@@ -21,33 +21,11 @@ namespace ddprun::launcher {
 // Which program this is, by argv[0]: `ddprun` or the legacy `ddprun-launch` (python -m torch.distributed.launch).
 enum class Flavour { run, launch };
 
-// Of --redirects and --tee: for each local rank a mask, 1 = stdout, 2 = stderr, 3 = both.
-struct StreamMap {
-  static constexpr int kStdout = 1;
-  static constexpr int kStderr = 2;
-
-  int all = 0;                        // given as one number: it is for every rank
-  std::map<std::int64_t, int> ranks;  // given as "0:3,12:1": ranks that are not named get 0
-
-  int of(LocalRank rank) const;
-  bool any() const;
-  // "3" or "0:3,12:1". Errors: invalid_argument with the text and what is wrong with it.
-  static Result<StreamMap> parse(const std::string& text);
-};
-
-// What happens to the workers' output. The log tree is <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/.
-struct OutputOptions {
-  std::string log_dir;      // "" = a temporary directory, removed at the end, only for error files and the like
-  bool no_files = false;    // --log-dir=/dev/null: no files at all, error files neither
-  StreamMap redirects;      // to files, not to the console
-  StreamMap tee;            // to files and to the console with a prefix
-  std::string line_prefix;  // template of --log-line-prefix-template; "" = "[${role_name}${local_rank}]:"
-  std::vector<std::int64_t> console_ranks;  // --local-ranks-filter; empty = all
-  std::vector<std::string> stdout_filters;  // --duplicate-stdout-filters
-  std::vector<std::string> stderr_filters;
-  std::uint64_t log_max_size_bytes = 0;  // rotate a worker's file beyond this; 0 = never
-  std::string report_file;               // --report: the last word as JSON; "" = none
-  std::string own_error_file;            // TORCHELASTIC_ERROR_FILE of the launcher itself; "" = none
+// What else happens with output and reports; the streams themselves are in OutputPolicy.
+struct LogOptions {
+  std::string log_dir;         // as LogTree::open takes it: "" = temporary, "/dev/null" = no files at all
+  std::string report_file;     // --report: the last word as JSON; "" = none
+  std::string own_error_file;  // TORCHELASTIC_ERROR_FILE of the launcher itself; "" = none
 };
 
 // ddprun-launch: how the script is told its local rank on its command line.
@@ -116,7 +94,8 @@ struct LaunchOptions {
   bool torchrun_exit_codes = false;              // --exit-code=torchrun
   enum class Events { none, console, dynamic_rendezvous } events = Events::none;  // --event-log-handler
 
-  OutputOptions output;
+  OutputPolicy output;
+  LogOptions logs;
   std::string log_level = "info";
 
   // Things the user should hear once, before the start ("unknown --rdzv-conf key 'jion_timeout' ...").
@@ -136,8 +115,12 @@ const OptionTable& option_table(Flavour flavour);
 // Script for a shell's completion of all long options. `shell`: bash, zsh or tcsh.
 std::string completion_script(Flavour flavour, const std::string& shell);
 
+// "3" or "0:3,12:1". Errors: invalid_argument with the text and what is wrong with it.
+Result<StreamChoice> parse_stream_choice(const std::string& text);
+
 // "SIGTERM", "term" or "15" -> 15; nullopt for an unknown name.
 std::optional<int> signal_number(const std::string& name);
+std::string signal_text(int number);  // "SIGTERM"
 
 // Errors: invalid_argument, one sentence (exit code 2).
 Result<LaunchOptions> make_launch_options(const ParsedOptions& parsed, Flavour flavour, const EnvLookup& env,
