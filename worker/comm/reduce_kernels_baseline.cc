@@ -1,0 +1,7 @@
+#include "worker/comm/reduce_kernels_impl.h"
+
+namespace ddprun::comm {
+
+const KernelSet kKernels_baseline = {"baseline", reduce_here, narrow_here, widen_here};
+
+}  // namespace ddprun::comm
