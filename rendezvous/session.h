@@ -1,0 +1,67 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/store_protocol.h"
+#include "rendezvous/store.h"
+
+namespace ddprun::rendezvous {
+
+struct SessionLimits {
+  StoreDecoderLimits decoder;
+  std::size_t max_store_bytes = std::size_t{4} << 30;
+  std::size_t max_unread_bytes = std::size_t{4} << 20;
+};
+
+// One c10d connection without its socket: bytes in, bytes out. Pure.
+class Session {
+ public:
+  Session(Store& store, ClientId client, const SessionLimits& limits, std::array<std::uint64_t, kStoreOpCount>& counts)
+      : store_(store), limits_(limits), counts_(counts), decoder_(limits.decoder), client_(client) {}
+
+  enum class Verdict {
+    ok,
+    garbage,    // the first bytes are no VALIDATE
+    too_old,    // ... but a torch client's from before there was VALIDATE (2023)
+    malformed,  // unknown opcode, length over its bound, a value that is no number
+    memory,     // the store is full
+  };
+  // Handles what `bytes` completes; keeps a last half request. Answers are appended to `out`, clients to be told "stop
+  // waiting" to `wakes` (this one never: its own byte stands in `out`, in order). Stops early, keeping the rest, when
+  // more than max_unread_bytes less `unsent` are in `out`: then paused() is true and feed("", ...) goes on.
+  // Everything but ok: why() says the reason, close the connection.
+  Verdict feed(std::string_view bytes, std::size_t unsent, std::string& out, Store::Wakes& wakes);
+
+  bool validated() const { return validated_; }
+  bool paused() const { return paused_; }
+  std::string_view why() const { return why_; }
+  std::size_t buffered() const { return pending_.capacity(); }
+
+ private:
+  Verdict validate(std::string_view& bytes);
+  Verdict handle(const StoreRequest& request, std::string& out, Store::Wakes& wakes);
+  bool has_room(std::size_t bytes);
+  Verdict refuse(Verdict verdict, std::string_view why) {
+    why_ = why;
+    return verdict;
+  }
+
+  Store& store_;
+  const SessionLimits& limits_;
+  std::array<std::uint64_t, kStoreOpCount>& counts_;
+  StoreDecoder decoder_;
+  std::string pending_;  // bytes that no handled request has used
+  std::string_view why_;
+  ClientId client_;
+  bool validated_ = false;
+  bool paused_ = false;
+};
+
+// What the first bytes of a stranger look like: "an HTTP request", "a TLS hello", ...
+std::string_view describe_first_bytes(std::string_view bytes);
+
+}  // namespace ddprun::rendezvous

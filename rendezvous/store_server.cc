@@ -1,0 +1,641 @@
+#include "rendezvous/store_server.h"
+
+#include <fcntl.h>
+#include <malloc.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cerrno>
+#include <deque>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/unique_fd.h"
+#include "rendezvous/session.h"
+#include "rendezvous/store.h"
+
+// Why not one Asio operation per socket: a store's request is 20 bytes and a hash look-up, so the event loop is the
+// cost. All store sockets are in one epoll set of ours (level-triggered: an event costs no system call to take again);
+// Asio watches that set as one descriptor and calls us on its thread. Measured against async_read_some per socket.
+namespace ddprun::rendezvous {
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+
+constexpr std::size_t kReadChunk = 256 * 1024;
+constexpr int kEvents = 256;
+constexpr int kRounds = 16;             // of events before other work of the context gets its turn
+constexpr int kAccepts = 512;           // connections taken per event
+constexpr std::size_t kKeepOut = 4096;  // reply buffer that an idle connection may keep
+constexpr std::chrono::seconds kLogInterval{10};
+constexpr std::chrono::milliseconds kAcceptPause{100};
+constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
+
+void set_option(int fd, int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof value); }
+
+std::string peer_text(int fd) {
+  const auto peer = remote_endpoint(fd);
+  return peer ? peer->to_string() : std::string("an unknown peer");
+}
+
+}  // namespace
+
+struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
+  struct Connection {
+    Connection(int socket, Store& store, ClientId client, const SessionLimits& limits,
+               std::array<std::uint64_t, kStoreOpCount>& counts)
+        : fd(socket), id(client), session(store, client, limits, counts) {}
+
+    UniqueFd fd;
+    ClientId id;
+    std::uint32_t generation = 0;
+    Session session;
+    std::string out;  // answers that the kernel did not take yet, from out_offset on
+    std::size_t out_offset = 0;
+    std::size_t accounted = 0;  // of buffered_bytes
+    std::uint32_t interest = EPOLLIN;
+    bool fresh = true;      // no byte has come
+    bool finished = false;  // the client will send no more; only `out` is left to deliver
+    // List of those with a time limit: not validated, or finished and not drained. Oldest first.
+    Connection* previous = nullptr;
+    Connection* next = nullptr;
+    bool limited = false;
+    TimePoint limit;
+
+    std::size_t unsent() const { return out.size() - out_offset; }
+  };
+
+  Impl(asio::io_context& c, Listener l, StoreServerOptions o)
+      : context(c), options(o), listener(std::move(l)), events_source(c), limit_timer(c), accept_timer(c) {
+    limits.decoder.max_list_bytes = options.max_request_bytes;
+    limits.max_store_bytes = options.max_store_bytes;
+    limits.max_unread_bytes = options.max_unread_bytes;
+  }
+
+  void start() {
+    // Inherited by every accepted socket, so that a connection storm costs no further system calls.
+    const int fd = listener.fd.get();
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 60);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 15);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
+    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+    spare.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    epoll.reset(::epoll_create1(EPOLL_CLOEXEC));
+    CHECK(epoll.get() >= 0, "epoll_create1 failed: no descriptor is left at start");
+    watch_listener();
+    boost::system::error_code ignored;
+    events_source.assign(epoll.get(), ignored);
+    scratch.resize(kReadChunk);
+    arm();
+  }
+
+  void watch_listener() {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = kListenerTag;
+    ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listener.fd.get(), &event);
+  }
+
+  void arm() {
+    if (closed) return;
+    events_source.async_wait(asio::posix::stream_descriptor::wait_read,
+                             [self = shared_from_this()](const boost::system::error_code& ec) {
+                               if (!ec && !self->closed) self->on_events();
+                             });
+  }
+
+  void on_events() {
+    epoll_event events[kEvents];
+    for (int round = 0; round < kRounds; ++round) {
+      const int n = ::epoll_wait(epoll.get(), events, kEvents, 0);
+      if (n <= 0) break;
+      for (int i = 0; i < n && !closed; ++i) {
+        if (events[i].data.u64 == kListenerTag) {
+          accept_all();
+        } else {
+          on_event(events[i]);
+        }
+      }
+      if (closed) return;
+      if (n < kEvents && round > 0) break;
+    }
+    arm();
+  }
+
+  Connection* find(std::uint64_t tag) {
+    const auto id = static_cast<std::size_t>(tag & 0xffffffffu);
+    if (id >= connections.size() || !connections[id]) return nullptr;
+    return connections[id]->generation == static_cast<std::uint32_t>(tag >> 32) ? connections[id].get() : nullptr;
+  }
+
+  void on_event(const epoll_event& event) {
+    Connection* connection = find(event.data.u64);
+    if (connection == nullptr) return;  // closed by an earlier event of this batch
+    if ((event.events & EPOLLOUT) != 0 && !flush_backlog(*connection)) return;
+    if ((event.events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0 && (connection->interest & EPOLLIN) != 0) {
+      read(*connection);
+    } else if ((event.events & (EPOLLERR | EPOLLHUP)) != 0) {
+      drop(*connection);
+    }
+  }
+
+  // ---- accepting
+
+  void accept_all() {
+    const TimePoint now = SteadyClock::now();
+    for (int i = 0; i < kAccepts; ++i) {
+      const int fd = ::accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      if (fd >= 0) {
+        if (options.max_connections > 0 && live >= options.max_connections) {
+          refuse_for_want_of_descriptors(fd, "max_connections");
+          continue;
+        }
+        add(fd, now);
+        continue;
+      }
+      if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      if (errno == EMFILE || errno == ENFILE) {
+        // The spare descriptor lets us take the connection and close it: its client learns at once, and the listener
+        // does not stay readable for ever.
+        spare.reset();
+        const int victim = ::accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC);
+        if (victim >= 0) refuse_for_want_of_descriptors(victim, "descriptors (ulimit -n)");
+        spare.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+        if (victim >= 0 && spare) continue;
+      }
+      pause_accepting();
+      return;
+    }
+  }
+
+  void refuse_for_want_of_descriptors(int fd, std::string_view what) {
+    ::close(fd);
+    ++counts.refused_descriptors;
+    refusal_log(descriptor_log, [&](std::uint64_t n) {
+      log_warning(
+          "store: no room for another connection: out of {}; those that are connected are served on clients={} "
+          "refused={}",
+          what, live, n);
+    });
+  }
+
+  void pause_accepting() {
+    ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, listener.fd.get(), nullptr);
+    accept_timer.expires_after(kAcceptPause);
+    accept_timer.async_wait([self = shared_from_this()](const boost::system::error_code& ec) {
+      if (!ec && !self->closed) self->watch_listener();
+    });
+  }
+
+  void add(int fd, TimePoint now) {
+    ClientId id = 0;
+    if (free_ids.empty()) {
+      id = static_cast<ClientId>(connections.size());
+      connections.emplace_back();
+    } else {
+      id = free_ids.back();
+      free_ids.pop_back();
+    }
+    auto connection = std::make_unique<Connection>(fd, store, id, limits, counts.requests);
+    connection->generation = ++generation;
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.u64 = tag(*connection);
+    if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+      free_ids.push_back(id);
+      return;
+    }
+    limit_time(*connection, now);
+    ++live;
+    ++counts.accepted;
+    connections[id] = std::move(connection);
+  }
+
+  static std::uint64_t tag(const Connection& connection) {
+    return (static_cast<std::uint64_t>(connection.generation) << 32) | connection.id;
+  }
+
+  // ---- reading and answering
+
+  void read(Connection& connection) {
+    const std::uint64_t me = tag(connection);
+    // A full buffer is read again at once, but not for ever: the event comes again.
+    for (int i = 0; i < 4; ++i) {
+      const ssize_t n = ::recv(connection.fd.get(), scratch.data(), scratch.size(), MSG_DONTWAIT);
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK) drop(connection);
+        return;
+      }
+      if (n == 0) {
+        at_end(connection);
+        return;
+      }
+      const auto size = static_cast<std::size_t>(n);
+      if (connection.fresh && is_foreign(connection, scratch[0])) {
+        hand_over(connection, size);
+        return;
+      }
+      connection.fresh = false;
+      counts.bytes_in += size;
+      take(connection, std::string_view(scratch.data(), size));
+      if (size < scratch.size() || find(me) == nullptr || (connection.interest & EPOLLIN) == 0) return;
+    }
+  }
+
+  bool is_foreign(const Connection&, char first) const { return foreign && first == foreign_byte; }
+
+  void hand_over(Connection& connection, std::size_t size) {
+    std::string bytes(scratch.data(), size);
+    ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, connection.fd.get(), nullptr);
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    ::getsockname(connection.fd.get(), reinterpret_cast<sockaddr*>(&address), &length);
+    tcp::socket socket(context);
+    boost::system::error_code ec;
+    socket.assign(address.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), connection.fd.get(), ec);
+    if (ec) {
+      drop(connection);
+      return;
+    }
+    [[maybe_unused]] const int owned_by_socket = connection.fd.release();
+    ++counts.handed_over;
+    drop(connection);
+    foreign(std::move(socket), std::move(bytes));
+  }
+
+  // Gives bytes (none: after a pause) to the session and sends what it answers.
+  void take(Connection& connection, std::string_view bytes) {
+    const std::uint64_t me = tag(connection);
+    Session::Verdict verdict = Session::Verdict::ok;
+    do {
+      // Answers go out from one buffer for all; only what the kernel does not take moves to the connection.
+      const bool had_backlog = connection.unsent() > 0;
+      std::string& out = had_backlog ? connection.out : reply;
+      verdict = connection.session.feed(bytes, connection.unsent(), out, wakes);
+      if (connection.limited && !connection.finished && connection.session.validated()) unlimit(connection);
+      if (!had_backlog && !reply.empty()) {
+        const bool alive = send(connection, reply);
+        reply.clear();
+        if (reply.capacity() > kReadChunk) std::string().swap(reply);
+        if (!alive) {
+          deliver_wakes();
+          return;
+        }
+      }
+      if (verdict != Session::Verdict::ok) {
+        refuse(connection, verdict, bytes);
+        deliver_wakes();
+        return;
+      }
+      bytes = {};
+      // Paused by the bound on unread answers, but the kernel took them all: no event would come.
+    } while (connection.session.paused() && connection.unsent() == 0);
+    account(connection);
+    if (find(me) != nullptr) update_interest(connection);
+    deliver_wakes();
+  }
+
+  // Sends `bytes` on a connection without backlog; the rest becomes its backlog. False: it is closed.
+  bool send(Connection& connection, std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t n = ::send(connection.fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (n > 0) {
+        counts.bytes_out += static_cast<std::uint64_t>(n);
+        bytes.remove_prefix(static_cast<std::size_t>(n));
+        continue;
+      }
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        connection.out.assign(bytes);
+        connection.out_offset = 0;
+        update_interest(connection);
+        return true;
+      }
+      drop(connection);
+      return false;
+    }
+    return true;
+  }
+
+  // The kernel takes bytes again. False: the connection is closed.
+  bool flush_backlog(Connection& connection) {
+    while (connection.unsent() > 0) {
+      const ssize_t n = ::send(connection.fd.get(), connection.out.data() + connection.out_offset, connection.unsent(),
+                               MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (n > 0) {
+        counts.bytes_out += static_cast<std::uint64_t>(n);
+        connection.out_offset += static_cast<std::size_t>(n);
+        continue;
+      }
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+      drop(connection);
+      return false;
+    }
+    if (connection.unsent() == 0) {
+      connection.out_offset = 0;
+      connection.out.clear();
+      if (connection.out.capacity() > kKeepOut) std::string().swap(connection.out);
+      if (connection.finished) {
+        drop(connection);
+        return false;
+      }
+    } else if (connection.out_offset > connection.out.size() / 2) {
+      connection.out.erase(0, connection.out_offset);
+      connection.out_offset = 0;
+    }
+    const std::uint64_t me = tag(connection);
+    if (connection.session.paused() && connection.unsent() <= options.max_unread_bytes / 2) {
+      take(connection, {});
+    } else {
+      account(connection);
+      if (find(me) != nullptr) update_interest(connection);
+    }
+    return find(me) != nullptr;
+  }
+
+  void deliver_wakes() {
+    if (wakes.empty()) return;
+    // Taken aside: a send that fails closes a connection, never wakes another one, but let nothing depend on that.
+    delivering.swap(wakes);
+    const char byte = kStoreStopWaiting;
+    for (const ClientId id : delivering) {
+      Connection* connection = id < connections.size() ? connections[id].get() : nullptr;
+      if (connection == nullptr) continue;
+      if (connection->unsent() > 0) {
+        connection->out.push_back(byte);
+      } else {
+        send(*connection, std::string_view(&byte, 1));
+      }
+    }
+    delivering.clear();
+    if (delivering.capacity() > 65536) Store::Wakes().swap(delivering);
+  }
+
+  void update_interest(Connection& connection) {
+    std::uint32_t wanted = connection.unsent() > 0 ? EPOLLOUT : 0u;
+    if (!connection.finished && !connection.session.paused() && connection.unsent() <= options.max_unread_bytes) {
+      wanted |= EPOLLIN;
+    }
+    if (wanted == connection.interest) return;
+    connection.interest = wanted;
+    epoll_event event{};
+    event.events = wanted;
+    event.data.u64 = tag(connection);
+    ::epoll_ctl(epoll.get(), EPOLL_CTL_MOD, connection.fd.get(), &event);
+  }
+
+  void account(Connection& connection) {
+    const std::size_t now = connection.session.buffered() + connection.out.capacity();
+    if (now == connection.accounted) return;
+    const bool grew = now > connection.accounted;
+    buffered += now - connection.accounted;
+    connection.accounted = now;
+    if (grew && buffered > options.max_buffered_bytes) {
+      refuse_for_memory(connection, "half requests and unread answers of all clients are over max_buffered_bytes");
+    }
+  }
+
+  // ---- ending
+
+  // The client has closed, or shut down, its side.
+  void at_end(Connection& connection) {
+    if (connection.unsent() == 0) {
+      drop(connection);
+      return;
+    }
+    store.forget(connection.id);
+    connection.finished = true;
+    if (!connection.limited) limit_time(connection, SteadyClock::now());
+    update_interest(connection);
+  }
+
+  void refuse(Connection& connection, Session::Verdict verdict, std::string_view bytes) {
+    const std::string_view why = connection.session.why();
+    switch (verdict) {
+      case Session::Verdict::ok:
+        return;
+      case Session::Verdict::garbage:
+        ++counts.refused_garbage;
+        refusal_log(garbage_log, [&](std::uint64_t n) {
+          log_warning("store: closed a connection that is no c10d client's: {} ({} bytes) peer={} so_far={}", why,
+                      bytes.size(), peer_text(connection.fd.get()), n);
+        });
+        break;
+      case Session::Verdict::too_old:
+        ++counts.refused_too_old;
+        refusal_log(too_old_log, [&](std::uint64_t n) {
+          log_warning("store: closed {} peer={} so_far={}", why, peer_text(connection.fd.get()), n);
+        });
+        break;
+      case Session::Verdict::malformed:
+        ++counts.refused_malformed;
+        refusal_log(malformed_log, [&](std::uint64_t n) {
+          log_warning("store: closed a client that sent what cannot be answered: {} peer={} so_far={}", why,
+                      peer_text(connection.fd.get()), n);
+        });
+        break;
+      case Session::Verdict::memory:
+        refuse_for_memory(connection, why);
+        return;
+    }
+    drop(connection);
+  }
+
+  void refuse_for_memory(Connection& connection, std::string_view why) {
+    ++counts.refused_memory;
+    refusal_log(memory_log, [&](std::uint64_t n) {
+      log_warning("store: closed a client: {} stored_bytes={} buffered_bytes={} peer={} so_far={}", why, store.bytes(),
+                  buffered, peer_text(connection.fd.get()), n);
+    });
+    drop(connection);
+  }
+
+  // One line for the first of a kind, then at most one in ten seconds; each says how many there were.
+  struct RefusalLog {
+    std::uint64_t count = 0;
+    TimePoint last{};
+  };
+  template <typename Write>
+  void refusal_log(RefusalLog& log, Write write) {
+    const TimePoint now = SteadyClock::now();
+    ++log.count;
+    if (log.count > 1 && now - log.last < kLogInterval) return;
+    log.last = now;
+    write(log.count);
+  }
+
+  // Closes and forgets; `connection` is gone afterwards.
+  void drop(Connection& connection) {
+    store.forget(connection.id);
+    buffered -= connection.accounted;
+    if (connection.limited) unlimit(connection);
+    const ClientId id = connection.id;
+    connections[id].reset();
+    free_ids.push_back(id);
+    --live;
+  }
+
+  // ---- time limits
+
+  void limit_time(Connection& connection, TimePoint now) {
+    connection.limited = true;
+    connection.limit = now + options.setup_timeout;
+    connection.previous = last_limited;
+    connection.next = nullptr;
+    (last_limited ? last_limited->next : first_limited) = &connection;
+    last_limited = &connection;
+    if (!limit_timer_runs) run_limit_timer();
+  }
+
+  void unlimit(Connection& connection) {
+    (connection.previous ? connection.previous->next : first_limited) = connection.next;
+    (connection.next ? connection.next->previous : last_limited) = connection.previous;
+    connection.limited = false;
+  }
+
+  void run_limit_timer() {
+    limit_timer_runs = true;
+    limit_timer.expires_at(first_limited->limit);
+    limit_timer.async_wait([self = shared_from_this()](const boost::system::error_code& ec) {
+      if (!ec && !self->closed) self->on_limit();
+    });
+  }
+
+  void on_limit() {
+    limit_timer_runs = false;
+    const TimePoint now = SteadyClock::now();
+    while (first_limited != nullptr && first_limited->limit <= now) {
+      ++counts.setup_timeouts;
+      refusal_log(silent_log, [&](std::uint64_t n) {
+        log_info("store: closed a connection that sent no VALIDATE within {} ms peer={} so_far={}",
+                 options.setup_timeout.count(), peer_text(first_limited->fd.get()), n);
+      });
+      drop(*first_limited);
+    }
+    if (first_limited != nullptr) run_limit_timer();
+  }
+
+  // ---- whole server
+
+  void clear() {
+    if (closed) return;
+    // Those that wait to be accepted are part of the past too, if they already spoke.
+    accept_all();
+    for (std::size_t i = 0; i < connections.size(); ++i) {
+      Connection* connection = connections[i].get();
+      if (connection == nullptr) continue;
+      if (connection->fresh) {
+        char first = 0;
+        const ssize_t n = ::recv(connection->fd.get(), &first, 1, MSG_PEEK | MSG_DONTWAIT);
+        const bool silent = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+        if (silent || (n == 1 && is_foreign(*connection, first))) continue;
+      }
+      drop(*connection);
+    }
+    store.clear();
+    ::malloc_trim(0);
+  }
+
+  void close() {
+    if (closed) return;
+    closed = true;
+    boost::system::error_code ignored;
+    limit_timer.cancel();
+    accept_timer.cancel();
+    events_source.cancel(ignored);
+    [[maybe_unused]] const int ours = events_source.release();
+    for (auto& connection : connections) {
+      if (connection) drop(*connection);
+    }
+    epoll.reset();
+    listener.fd.reset();
+    spare.reset();
+    store.clear();
+  }
+
+  asio::io_context& context;
+  const StoreServerOptions options;
+  SessionLimits limits;
+  Listener listener;
+  UniqueFd epoll;
+  UniqueFd spare;
+  asio::posix::stream_descriptor events_source;
+  asio::steady_timer limit_timer;
+  asio::steady_timer accept_timer;
+
+  Store store;
+  std::vector<std::unique_ptr<Connection>> connections;  // by ClientId
+  std::vector<ClientId> free_ids;
+  std::uint32_t generation = 0;
+  std::size_t live = 0;
+  std::size_t buffered = 0;
+  Connection* first_limited = nullptr;
+  Connection* last_limited = nullptr;
+  bool limit_timer_runs = false;
+  bool closed = false;
+
+  std::vector<char> scratch;  // what recv() fills; one for all connections
+  std::string reply;
+  Store::Wakes wakes;
+  Store::Wakes delivering;
+
+  Foreign foreign;
+  char foreign_byte = 0;
+  StoreStats counts;  // the counting half of it
+  RefusalLog garbage_log, too_old_log, malformed_log, memory_log, descriptor_log, silent_log;
+};
+
+StoreServer::StoreServer(asio::io_context& context, Listener listener, StoreServerOptions options)
+    : impl_(std::make_shared<Impl>(context, std::move(listener), options)) {
+  impl_->start();
+}
+
+StoreServer::~StoreServer() { close(); }
+
+void StoreServer::on_foreign(char first_byte, Foreign handler) {
+  impl_->foreign_byte = first_byte;
+  impl_->foreign = std::move(handler);
+}
+
+void StoreServer::clear() { impl_->clear(); }
+void StoreServer::close() { impl_->close(); }
+std::uint16_t StoreServer::port() const { return impl_->listener.port; }
+std::size_t StoreServer::connections() const { return impl_->live; }
+
+StoreStats StoreServer::stats() const {
+  StoreStats stats = impl_->counts;
+  stats.connections = impl_->live;
+  stats.waiting = impl_->store.waiting();
+  stats.keys = impl_->store.num_keys();
+  stats.queue_items = impl_->store.queue_items();
+  stats.stored_bytes = impl_->store.bytes();
+  stats.buffered_bytes = impl_->buffered;
+  return stats;
+}
+
+std::size_t raise_descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const auto old = static_cast<std::size_t>(limit.rlim_cur);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  return old;
+}
+
+}  // namespace ddprun::rendezvous
