@@ -280,13 +280,14 @@ Config& Config::operator=(Config&&) noexcept = default;
 Config::~Config() = default;
 
 Result<Config> Config::load(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
   errno = 0;
-  if (!in || !(text << in.rdbuf())) {
-    // An empty file makes operator<< fail without an errno.
-    if (errno != 0 || !in.is_open()) return Error::from_errno(errno == 0 ? EIO : errno, "cannot read '" + path + "'");
-  }
+  std::ifstream in(path, std::ios::binary);
+  if (!in.is_open()) return Error::from_errno(errno == 0 ? EIO : errno, "cannot read '" + path + "'");
+  std::stringstream text;
+  in.peek();  // a folder opens, but does not read
+  if (in.bad()) return Error::from_errno(errno == 0 ? EIO : errno, "cannot read '" + path + "'");
+  in.clear();
+  text << in.rdbuf();
   return parse(text.str(), path);
 }
 
