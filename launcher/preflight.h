@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "launcher/options.h"
+
+// Checks before the first worker, and `ddpctl doctor`: what would fail later is said now, with what to do.
+// look_around() reads the host, judge() decides.
+namespace ddprun::launcher {
+
+struct Finding {
+  enum class Level { ok, warning, error };
+  Level level = Level::ok;
+  std::string subject;  // "GPUs", "open files", ...
+  std::string text;     // one sentence
+  int exit_code = 0;    // of an error: what ddprun ends with
+};
+
+// What the host has. Absent = could not be found out.
+struct HostState {
+  std::optional<std::int64_t> gpus;          // that the driver knows
+  std::optional<std::int64_t> visible_gpus;  // of them, with our CUDA_VISIBLE_DEVICES
+  std::string gpu_problem;                   // why GPUs cannot be counted; "" = they can
+  bool gpu_device_files = false;             // /dev/nvidia0 is there
+  std::int64_t usable_cpus = 1;
+  std::int64_t online_cpus = 1;
+  std::int64_t open_files_soft = 0, open_files_hard = 0;
+  std::int64_t processes_soft = 0;  // RLIMIT_NPROC; 0 = no limit
+  std::optional<std::uint64_t> log_dir_free_bytes;
+  std::optional<std::uint64_t> shm_size_bytes;  // of /dev/shm
+  std::string host_name;
+  // Numeric, of our own name; empty = the name does not resolve; nullopt = not asked (a dead DNS takes seconds).
+  std::optional<std::vector<std::string>> host_addresses;
+  std::vector<std::string> interfaces;
+};
+
+// `log_dir`: "" = none; a folder that does not exist yet counts as its nearest existing parent.
+HostState look_around(const std::string& log_dir);
+
+// All findings for this job, errors first; with `all` those that are fine too.
+std::vector<Finding> judge(const HostState& host, const LaunchOptions& options, bool all);
+
+// First address of a network interface, IPv4 before IPv6, no link-local one. nullopt: it has none.
+std::optional<std::string> interface_address(const std::string& name);
+
+// For `ddpctl doctor`: the same for a host that has no job yet. Text lines "ok      GPUs: ..." and whether all is well.
+struct DoctorReport {
+  std::string text;
+  bool healthy = true;
+};
+DoctorReport doctor();
+
+}  // namespace ddprun::launcher

@@ -1,0 +1,26 @@
+#include "launcher/signal_policy.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace ddprun::launcher {
+
+SignalPolicy::SignalPolicy(std::vector<int> ends_job, std::vector<int> forwarded)
+    : ends_job_(std::move(ends_job)), forwarded_(std::move(forwarded)) {}
+
+SignalPolicy::Action SignalPolicy::on(int signal, TimePoint now) {
+  const auto in = [signal](const std::vector<int>& list) {
+    return std::find(list.begin(), list.end(), signal) != list.end();
+  };
+  if (!in(ends_job_)) return in(forwarded_) ? Action::forward : Action::ignore;
+  if (!stopped_at_) {
+    stopped_at_ = now;
+    return Action::stop;
+  }
+  if (signal != SIGINT && signal != SIGQUIT) return Action::ignore;
+  return now - *stopped_at_ < std::chrono::milliseconds(300) ? Action::ignore : Action::stop_now;
+}
+
+}  // namespace ddprun::launcher

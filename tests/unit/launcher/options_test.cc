@@ -1,0 +1,335 @@
+#include "launcher/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <map>
+
+#include "launcher/option_values.h"
+
+namespace ddprun::launcher {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Pair;
+
+using Environment = std::map<std::string, std::string>;
+
+struct Host {
+  std::int64_t cpus = 6;
+  std::optional<std::int64_t> gpus;
+};
+
+HostFacts facts(const Host& host) {
+  HostFacts out;
+  out.cpu_count = [host] { return host.cpus; };
+  out.gpu_count = [host]() -> Result<std::int64_t> {
+    if (!host.gpus) return Error(Errc::not_found, "there is no driver");
+    return *host.gpus;
+  };
+  return out;
+}
+
+Result<LaunchOptions> options_of(const std::vector<std::string>& arguments, const Environment& environment = {},
+                                 Flavour flavour = Flavour::run, const Host& host = {}) {
+  const EnvLookup env = [environment](const std::string& name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    if (found == environment.end()) return std::nullopt;
+    return found->second;
+  };
+  auto parsed = option_table(flavour).parse(arguments, env);
+  if (!parsed) return std::move(parsed).error();
+  return make_launch_options(*parsed, flavour, env, facts(host));
+}
+
+LaunchOptions good(const std::vector<std::string>& arguments, const Environment& environment = {},
+                   Flavour flavour = Flavour::run, const Host& host = {}) {
+  auto options = options_of(arguments, environment, flavour, host);
+  EXPECT_TRUE(options.has_value()) << (options ? "" : options.error().message());
+  return options ? *options : LaunchOptions{};
+}
+
+std::string problem(const std::vector<std::string>& arguments, const Environment& environment = {},
+                    Flavour flavour = Flavour::run, const Host& host = {}) {
+  auto options = options_of(arguments, environment, flavour, host);
+  if (options) return "(accepted)";
+  EXPECT_EQ(options.error().code(), Errc::invalid_argument);
+  return options.error().message();
+}
+
+TEST(LaunchOptions, TheUsualLineWithUnderscores) {
+  const auto options =
+      good({"--nnodes=1", "--nproc_per_node=8", "--max_restarts=3", "--rdzv_id=123456", "--rdzv_backend=c10d",
+            "--rdzv_endpoint=localhost:29500", "train.py", "--cfg", "configs/exp001.yaml"});
+  EXPECT_EQ(options.nnodes_min, 1);
+  EXPECT_EQ(options.nproc, 8);
+  EXPECT_EQ(options.max_restarts, 3);
+  EXPECT_EQ(options.run_id.value, "123456");
+  EXPECT_EQ(options.backend, RdzvBackend::c10d);
+  EXPECT_EQ(options.endpoint, (Endpoint{"localhost", 29500}));
+  EXPECT_TRUE(options.local_job);
+  EXPECT_EQ(options.program, "train.py");
+  EXPECT_THAT(options.arguments, ElementsAre("--cfg", "configs/exp001.yaml"));
+  EXPECT_THAT(options.warnings, IsEmpty());
+}
+
+TEST(LaunchOptions, TheUsualLegacyLine) {
+  const auto options = good({"--nproc_per_node=4", "--master_port=29500", "train.py"}, {}, Flavour::launch);
+  EXPECT_EQ(options.nproc, 4);
+  EXPECT_EQ(options.backend, RdzvBackend::static_);
+  EXPECT_EQ(options.endpoint, (Endpoint{"127.0.0.1", 29500}));
+  EXPECT_EQ(options.node_rank, 0);
+  EXPECT_TRUE(options.local_job);
+  EXPECT_EQ(options.local_rank_argument, LocalRankArgument::by_script);
+}
+
+TEST(LaunchOptions, NothingButAScriptIsALocalJobOnAFreePort) {
+  const auto options = good({"train.py"});
+  EXPECT_EQ(options.backend, RdzvBackend::c10d);
+  EXPECT_EQ(options.endpoint.port, 0);
+  EXPECT_TRUE(options.local_job);
+  EXPECT_EQ(options.nproc, 1);
+  EXPECT_EQ(options.run_id.value.size(), 36u);
+  EXPECT_NE(options.run_id.value, good({"train.py"}).run_id.value);
+  EXPECT_EQ(good({"--rdzv-id=job7", "train.py"}).run_id.value, "job7");
+}
+
+TEST(LaunchOptions, StandaloneWinsOverRendezvousOptions) {
+  const auto options = good({"--standalone", "--rdzv-backend=c10d", "--rdzv-endpoint=far:1", "train.py"});
+  EXPECT_EQ(options.endpoint, (Endpoint{"127.0.0.1", 0}));
+  EXPECT_THAT(options.warnings, ElementsAre(HasSubstr("--rdzv-endpoint is not used")));
+  EXPECT_THAT(problem({"--standalone", "--nnodes=2", "train.py"}), HasSubstr("--standalone is a job of one node"));
+  EXPECT_EQ(good({"--standalone", "--nnodes=1:3", "train.py"}).nnodes_max, 1);
+}
+
+TEST(LaunchOptions, WhichRendezvousACommandGets) {
+  auto options = good({"--nnodes=2", "x"});
+  EXPECT_EQ(options.backend, RdzvBackend::static_);
+  EXPECT_EQ(options.endpoint, (Endpoint{"127.0.0.1", 29500}));
+  EXPECT_FALSE(options.local_job);
+  EXPECT_EQ(options.nnodes_min, 2);
+  EXPECT_EQ(options.conf.join_timeout, std::chrono::seconds(900));
+
+  options = good({"--nnodes=2", "--master-addr=node1", "--master-port=7000", "--node-rank=1", "x"});
+  EXPECT_EQ(options.endpoint, (Endpoint{"node1", 7000}));
+  EXPECT_EQ(options.node_rank, 1);
+
+  options = good({"--nnodes=1:4", "--rdzv-backend=c10d", "x"});
+  EXPECT_EQ(options.endpoint, (Endpoint{"localhost", 29400}));
+  EXPECT_EQ(options.nnodes_min, 1);
+  EXPECT_EQ(options.nnodes_max, 4);
+  EXPECT_EQ(options.node_rank, std::nullopt);
+
+  options = good({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:77", "--node-rank=1", "x"});
+  EXPECT_EQ(options.endpoint, (Endpoint{"fd00::1", 77}));
+  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_FALSE(options.local_job);
+
+  options = good({"--rdzv-endpoint=10.0.0.1:5", "x"});
+  EXPECT_EQ(options.backend, RdzvBackend::static_);
+  EXPECT_FALSE(options.local_job);
+
+  EXPECT_THAT(problem({"--nnodes=2", "--rdzv-endpoint=node1", "x"}), HasSubstr("has no port"));
+  EXPECT_THAT(problem({"--rdzv-backend=etcd", "x"}), HasSubstr("--rdzv-backend: 'etcd' needs etcd's v2 API"));
+  EXPECT_THAT(problem({"--rdzv-backend=foo", "x"}), HasSubstr("there is no rendezvous backend 'foo'"));
+  EXPECT_THAT(problem({"--nnodes=2", "--node-rank=2", "x"}), HasSubstr("--node-rank: 2 does not fit 2 nodes"));
+}
+
+TEST(LaunchOptions, Nnodes) {
+  for (const char* text : {"0", "3:2", "1:2:3", "a", ":", "1:", "-1"}) {
+    EXPECT_THAT(problem({"--nnodes=" + std::string(text), "x"}), HasSubstr("--nnodes: ")) << text;
+  }
+}
+
+TEST(LaunchOptions, NprocPerNode) {
+  const Host none{6, std::nullopt}, zero{6, 0}, four{6, 4};
+  EXPECT_EQ(good({"--nproc-per-node=cpu", "x"}, {}, Flavour::run, four).nproc, 6);
+  EXPECT_EQ(good({"--nproc-per-node=gpu", "x"}, {}, Flavour::run, four).nproc, 4);
+  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, {}, Flavour::run, four).nproc, 4);
+  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, {}, Flavour::run, zero).nproc, 6);
+  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, {}, Flavour::run, none).nproc, 6);
+  EXPECT_EQ(good({"--nproc-per-node=gpu", "--devices=0,2,3", "x"}, {}, Flavour::run, none).nproc, 3);
+  EXPECT_THAT(problem({"--nproc-per-node=gpu", "x"}, {}, Flavour::run, none), HasSubstr("there is no driver"));
+  EXPECT_THAT(problem({"--nproc-per-node=gpu", "x"}, {}, Flavour::run, zero), HasSubstr("there is none on this host"));
+  EXPECT_THAT(problem({"--nproc-per-node=xpu", "x"}), HasSubstr("only NVIDIA GPUs"));
+  EXPECT_THAT(problem({"--nproc-per-node=0", "x"}), HasSubstr("0 is not in 1..100000"));
+  EXPECT_THAT(problem({"--nproc-per-node=many", "x"}), HasSubstr("'many' is none of N, gpu, cpu and auto"));
+}
+
+TEST(LaunchOptions, VariablesAreDefaultsAndEmptyOnesAreUnset) {
+  const Environment environment{{"PET_NPROC_PER_NODE", "2"},
+                                {"PET_MAX_RESTARTS", ""},
+                                {"PET_STANDALONE", "1"},
+                                {"PET_NO_PYTHON", "1"},
+                                {"PET_NNODES", ""}};
+  const auto options = good({"x"}, environment);
+  EXPECT_EQ(options.nproc, 2);
+  EXPECT_EQ(options.max_restarts, 0);
+  EXPECT_TRUE(options.no_python);
+  EXPECT_EQ(good({"--nproc-per-node=1", "x"}, environment).nproc, 1);
+  EXPECT_THAT(problem({"x"}, {{"PET_NNODES", "9:1"}}), HasSubstr("PET_NNODES: "));
+}
+
+TEST(LaunchOptions, AbbreviationsThatAreUniqueInTorchrunStayUnique) {
+  EXPECT_EQ(good({"--redirect=3", "x"}).output.redirects.of(LocalRank(5)), 3);
+  EXPECT_EQ(good({"--re=1", "x"}).output.redirects.of(LocalRank(0)), 1);  // we also have --report, --restart-backoff
+  EXPECT_TRUE(good({"--stand", "x"}).local_job);
+  EXPECT_EQ(good({"--nproc=3", "x"}).nproc, 3);
+  EXPECT_EQ(good({"--nproc_per=3", "x"}).nproc, 3);
+  EXPECT_THAT(problem({"--lo=3", "x"}), HasSubstr("ambiguous"));
+}
+
+TEST(LaunchOptions, StreamMaps) {
+  const auto options = good({"--redirects=0:3,12:1", "-t", "2", "x"});
+  EXPECT_EQ(options.output.redirects.of(LocalRank(0)), 3);
+  EXPECT_EQ(options.output.redirects.of(LocalRank(12)), 1);
+  EXPECT_EQ(options.output.redirects.of(LocalRank(1)), 0);
+  EXPECT_EQ(options.output.tee.of(LocalRank(7)), 2);
+  for (const char* text : {"4", "0:4", "a:1", "1:", "0:1,2", "-1", ""}) {
+    EXPECT_THAT(problem({"--redirects=" + std::string(text), "x"}), HasSubstr("--redirects: ")) << text;
+  }
+}
+
+TEST(LaunchOptions, RdzvConf) {
+  const auto options = good({"--rdzv-backend=c10d", "--rdzv-conf",
+                             "join_timeout=5, last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=7,"
+                             "is_host=Yes,on_silence=keep,read_timeout=9,close_timeout=4",
+                             "x"});
+  EXPECT_EQ(options.conf.join_timeout.count(), 5);
+  EXPECT_EQ(options.conf.last_call_timeout.count(), 1);
+  EXPECT_EQ(options.conf.close_timeout.count(), 4);
+  EXPECT_EQ(options.conf.read_timeout.count(), 9);
+  EXPECT_EQ(options.conf.keep_alive_interval.count(), 2);
+  EXPECT_EQ(options.conf.keep_alive_max_attempt, 7);
+  EXPECT_EQ(options.conf.is_host, true);
+  EXPECT_TRUE(options.conf.keep_on_silence);
+  EXPECT_THAT(options.warnings, IsEmpty());
+  EXPECT_THAT(good({"--rdzv-conf=jion_timeout=5", "x"}).warnings,
+              ElementsAre("--rdzv-conf: unknown key 'jion_timeout' is not used (did you mean join_timeout?)"));
+  // An upstream test hands over literal quotes.
+  EXPECT_EQ(
+      good({"--rdzv-backend=c10d", "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=5'", "x"}).warnings.size(),
+      2u);
+  EXPECT_EQ(good({"--nnodes=2", "--rdzv-conf=timeout=33", "x"}).conf.join_timeout.count(), 33);
+  for (const char* text : {"join_timeout=0", "join_timeout=a", "join_timeout=", "=3", "join_timeout", "is_host=maybe",
+                           "on_silence=die", "store_type=file", "keep_alive_max_attempt=0", "last_call_timeout=1.5"}) {
+    EXPECT_THAT(problem({"--rdzv-conf=" + std::string(text), "x"}), HasSubstr("--rdzv-conf: ")) << text;
+  }
+}
+
+TEST(LaunchOptions, Signals) {
+  auto options = good({"x"});
+  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
+  EXPECT_THAT(options.signals_to_forward, ElementsAre(SIGUSR1, SIGUSR2));
+  options = good({"--signals-to-handle=SIGTERM,usr1,SIGBOGUS", "x"});
+  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGUSR1));
+  EXPECT_THAT(options.signals_to_forward, ElementsAre(SIGUSR2));
+  EXPECT_THAT(options.warnings, ElementsAre(HasSubstr("there is no signal 'SIGBOGUS'")));
+  EXPECT_THAT(good({"--signals-to-forward=WINCH,12", "x"}).signals_to_forward, ElementsAre(SIGWINCH, SIGUSR2));
+  EXPECT_THAT(problem({"--signals-to-handle=SIGKILL", "x"}), HasSubstr("cannot be caught"));
+  EXPECT_THAT(problem({"--signals-to-forward=SIGTERM", "x"}), HasSubstr("stands in --signals-to-handle too"));
+}
+
+TEST(LaunchOptions, WorkerEnvironmentAndPresets) {
+  const auto options = good({"--env", "A=1", "--env=B=x=y", "--nccl-debug", "--nccl-algo=Tree", "--nccl-shm-disable",
+                             "--cuda-launch-blocking", "--network-interface=lo", "x"});
+  EXPECT_THAT(options.environment,
+              ElementsAre(Pair("NCCL_DEBUG", "INFO"), Pair("NCCL_ALGO", "Tree"), Pair("NCCL_SHM_DISABLE", "1"),
+                          Pair("CUDA_LAUNCH_BLOCKING", "1"), Pair("NCCL_SOCKET_IFNAME", "lo"),
+                          Pair("GLOO_SOCKET_IFNAME", "lo"), Pair("A", "1"), Pair("B", "x=y")));
+  EXPECT_THAT(good({"--nccl-debug-subsystems=INIT,NET", "x"}).environment,
+              ElementsAre(Pair("NCCL_DEBUG", "INFO"), Pair("NCCL_DEBUG_SUBSYS", "INIT,NET")));
+  EXPECT_THAT(problem({"--env=RANK=3", "x"}), HasSubstr("RANK is set by ddprun"));
+  EXPECT_THAT(problem({"--env=MASTER_PORT=3", "x"}), HasSubstr("MASTER_PORT is set by ddprun"));
+  EXPECT_THAT(problem({"--env=novalue", "x"}), HasSubstr("is not NAME=VALUE"));
+}
+
+TEST(LaunchOptions, WorkerLimits) {
+  EXPECT_THAT(good({"--worker-limit=address-space=4G,nofile=1024", "--worker-limit", "core=unlimited", "x"}).limits,
+              ElementsAre(Pair(RLIMIT_AS, 4ULL << 30), Pair(RLIMIT_NOFILE, 1024), Pair(RLIMIT_CORE, RLIM_INFINITY)));
+  for (const char* text : {"nofile", "nofile=", "nofile=-1", "nofile=1.5", "files=3", "address-space=99999999999T"}) {
+    EXPECT_THAT(problem({"--worker-limit=" + std::string(text), "x"}), HasSubstr("--worker-limit: ")) << text;
+  }
+}
+
+TEST(LaunchOptions, TimesAndLimitsOfTheSupervision) {
+  const auto options = good({"--shutdown-timeout=2", "--restart-backoff=0.5", "--crash-loop-limit=4",
+                             "--exit-code=torchrun", "--log-max-size=64K", "--port-range=20000-20010", "x"});
+  EXPECT_EQ(options.shutdown_timeout.count(), 2000);
+  EXPECT_EQ(options.restart_backoff.count(), 500);
+  EXPECT_EQ(options.crash_loop_limit, 4);
+  EXPECT_TRUE(options.torchrun_exit_codes);
+  EXPECT_EQ(options.output.log_max_size_bytes, 65536u);
+  EXPECT_EQ(options.first_port, 20000);
+  EXPECT_EQ(options.last_port, 20010);
+  EXPECT_EQ(good({"x"}).shutdown_timeout.count(), 30'000);
+  EXPECT_EQ(good({"x"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).shutdown_timeout.count(), 7000);
+  EXPECT_EQ(good({"--shutdown-timeout=0", "x"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).shutdown_timeout.count(), 0);
+  EXPECT_THAT(problem({"--restart-backoff=-1", "x"}), HasSubstr("--restart-backoff: "));
+  EXPECT_THAT(problem({"--port-range=9-3", "x"}), HasSubstr("--port-range: "));
+  EXPECT_THAT(problem({"--log-max-size=big", "x"}), HasSubstr("--log-max-size: "));
+  EXPECT_THAT(problem({"--max-restarts=-1", "x"}), HasSubstr("max-restarts"));
+  EXPECT_THAT(problem({"--monitor-interval=0", "x"}), HasSubstr("--monitor-interval: "));
+  EXPECT_THAT(good({"--monitor-interval=5", "x"}).notes, ElementsAre(HasSubstr("not needed")));
+}
+
+TEST(LaunchOptions, WhatIsRefused) {
+  EXPECT_THAT(problem({"--logs-specs=mine", "x"}), HasSubstr("names a Python plug-in"));
+  EXPECT_THAT(problem({"--start-method=fork", "x"}), HasSubstr("'fork' is not supported"));
+  EXPECT_THAT(problem({"--module", "--no-python", "x"}), HasSubstr("give one of them"));
+  EXPECT_THAT(problem({}), HasSubstr("no program is given"));
+  EXPECT_THAT(problem({"--no-python", "x"}, {}, Flavour::launch), HasSubstr("--use-env"));
+  EXPECT_THAT(problem({"--nproc-per-nod=2", "--bogus", "x"}), HasSubstr("--bogus"));
+}
+
+TEST(LaunchOptions, LegacyLocalRank) {
+  using Argument = LocalRankArgument;
+  EXPECT_EQ(good({"x"}, {}, Flavour::launch).local_rank_argument, Argument::by_script);
+  EXPECT_EQ(good({"--use_env", "x"}, {}, Flavour::launch).local_rank_argument, Argument::none);
+  EXPECT_EQ(good({"--local-rank-style=underscore", "x"}, {}, Flavour::launch).local_rank_argument,
+            Argument::underscore);
+  EXPECT_EQ(good({"x"}).local_rank_argument, Argument::none);
+  EXPECT_THAT(problem({"--use-env", "x"}), HasSubstr("--use-env"));  // not an option of ddprun itself
+}
+
+TEST(LaunchOptions, FiltersThatSeeNothingAreSaid) {
+  EXPECT_THAT(good({"--duplicate-stdout-filters=a,b,,c", "--tee=1", "x"}).output.duplicate_stdout_filters,
+              ElementsAre("a", "b,c"));
+  EXPECT_THAT(good({"--duplicate-stderr-filters=a", "--tee=1", "x"}).warnings,
+              ElementsAre(HasSubstr("no worker's stderr is tee'd")));
+  EXPECT_THAT(*good({"--local-ranks-filter=0,3", "x"}).output.console_ranks, ElementsAre(0, 3));
+  EXPECT_THAT(problem({"--local-ranks-filter=a", "x"}), HasSubstr("'a' is not a local rank"));
+}
+
+TEST(LaunchOptions, LogLevel) {
+  EXPECT_EQ(good({"x"}).log_level, "info");
+  EXPECT_EQ(good({"x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "warning");
+  EXPECT_EQ(good({"--log-level=debug", "x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "debug");
+  EXPECT_THAT(problem({"--log-level=loud", "x"}), HasSubstr("'loud' is none of"));
+}
+
+TEST(LaunchOptions, EveryOptionHasHelpAndACompatibilityNote) {
+  for (const auto flavour : {Flavour::run, Flavour::launch}) {
+    for (const auto& spec : option_table(flavour).options()) {
+      EXPECT_FALSE(spec.help.empty()) << spec.name;
+      const std::string word = spec.compatibility.substr(0, spec.compatibility.find(':'));
+      EXPECT_THAT(word, testing::AnyOf("same", "better", "new", "refused")) << spec.name;
+      const bool says_how = word == "same" || spec.compatibility.size() > word.size() + 2;
+      EXPECT_TRUE(says_how) << spec.name;
+    }
+  }
+}
+
+TEST(LaunchOptions, CompletionNamesEveryOption) {
+  for (const char* shell : {"bash", "zsh", "tcsh"}) {
+    const auto script = completion_script(Flavour::run, shell);
+    for (const auto& spec : option_table(Flavour::run).options()) EXPECT_THAT(script, HasSubstr("--" + spec.name));
+  }
+}
+
+}  // namespace
+}  // namespace ddprun::launcher
