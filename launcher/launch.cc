@@ -1,0 +1,316 @@
+#include "launcher/launch.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "common/exit_code.h"
+#include "common/log.h"
+#include "launcher/agent.h"
+#include "launcher/cpu_budget.h"
+#include "launcher/device.h"
+#include "launcher/guard.h"
+#include "launcher/log_tree.h"
+#include "launcher/numa.h"
+#include "launcher/preflight.h"
+#include "launcher/program.h"
+#include "launcher/report.h"
+#include "launcher/signal_policy.h"
+#include "launcher/worker_command.h"
+#include "launcher/worker_group.h"
+
+namespace ddprun::launcher {
+namespace {
+
+namespace asio = boost::asio;
+
+AgentOptions agent_options(const LaunchOptions& options) {
+  AgentOptions out;
+  out.run_id = options.run_id;
+  out.backend = options.backend == RdzvBackend::static_ ? RendezvousBackend::static_ranks : RendezvousBackend::c10d;
+  out.standalone = options.local_job && options.endpoint.port == 0;
+  out.endpoint = options.endpoint;
+  out.is_host = options.conf.is_host;
+  out.nnodes_min = options.nnodes_min;
+  out.nnodes_max = options.nnodes_max;
+  out.nproc = options.nproc;
+  out.role = options.role;
+  out.node_rank = options.node_rank;
+  out.local_addr = options.local_addr;
+  out.master_port = options.master_port;
+  out.first_port = options.first_port;
+  out.last_port = options.last_port;
+  out.max_restarts = options.max_restarts;
+  out.times.join_timeout = options.conf.join_timeout;
+  out.times.last_call_timeout = options.conf.last_call_timeout;
+  out.times.close_timeout = options.conf.close_timeout;
+  out.times.read_timeout = options.conf.read_timeout;
+  out.times.keep_alive_interval = options.conf.keep_alive_interval;
+  out.times.keep_alive_max_attempt = static_cast<int>(options.conf.keep_alive_max_attempt);
+  out.on_silence = options.conf.keep_on_silence ? OnSilence::keep : OnSilence::stop;
+  out.shutdown_timeout = options.shutdown_timeout;
+  out.restart_backoff = options.restart_backoff;
+  out.crash_loop_limit = static_cast<int>(options.crash_loop_limit);
+  out.topology_key = options.topology_key;
+  return out;
+}
+
+StdinPolicy stdin_policy(LaunchOptions::Stdin policy) {
+  switch (policy) {
+    case LaunchOptions::Stdin::all:
+      return StdinPolicy::all;
+    case LaunchOptions::Stdin::none:
+      return StdinPolicy::none;
+    case LaunchOptions::Stdin::first:
+      break;
+  }
+  return StdinPolicy::first;
+}
+
+// One launch: owns what outlives the agent.
+class Launch {
+ public:
+  Launch(LaunchOptions options, LaunchContext context) : options_(std::move(options)), context_(std::move(context)) {
+    report_.run_id = options_.run_id.value;
+    report_.entrypoint = options_.program;
+  }
+
+  int run() {
+    for (const auto& warning : options_.warnings) log_warning("{}", warning);
+    for (const auto& note : options_.notes) log_info("{}", note);
+    auto program = find_program();
+    if (!program) {
+      const bool missing = program.error().code() == Errc::not_found;
+      return fail(missing ? exit_code::kProgramNotFound : exit_code::kNotExecutable, program.error().message());
+    }
+    if (!program->warning.empty()) log_warning("{}", program->warning);
+    report_.entrypoint = program->entrypoint;
+    report_.python = program->python;
+    if (auto code = check_host()) return *code;
+    if (auto bound = bind_to_cpus(); !bound) return fail(exit_code::kUsage, bound.error().message());
+    options_.local_rank_argument = choose_local_rank_argument(options_.local_rank_argument, program->script);
+    const auto budget = cpu_budget();
+    command_.emplace(options_, std::move(*program), environment_map(environ), budget.usable());
+    if (command_->omp_threads() > 0) {
+      log_info(
+          "OMP_NUM_THREADS={} for each of the {} workers: {} CPUs can be used here; set it yourself to change that",
+          command_->omp_threads(), options_.nproc, budget.usable());
+    }
+    auto guard = Guard::start();
+    if (!guard) return fail(exit_code::kFailure, guard.error().message());
+    guard_ = *guard;
+    auto logs = LogTree::open(options_.logs.log_dir, options_.run_id.value, guard_);
+    if (!logs) return fail(exit_code::kUsage, logs.error().message());
+    logs_ = *logs;
+    return supervise();
+  }
+
+ private:
+  Result<Program> find_program() const {
+    ProgramRequest request;
+    request.program = options_.program;
+    request.module = options_.module;
+    request.no_python = options_.no_python;
+    request.run_path = options_.run_path;
+    request.own_folder = context_.own_folder;
+    return resolve_program(request, disk_lookup(), process_environment());
+  }
+
+  // The exit code if the job cannot start on this host.
+  std::optional<int> check_host() {
+    if (!options_.preflight) return std::nullopt;
+    for (const auto& finding : judge(look_around(options_.logs.log_dir), options_, false)) {
+      const std::string words = finding.subject + ": " + finding.text;
+      if (finding.level == Finding::Level::error) return fail(finding.exit_code, words);
+      log_warning("{}", words);
+    }
+    if (!options_.network_interface.empty() && options_.local_addr.empty() && !options_.local_job) {
+      options_.local_addr = interface_address(options_.network_interface).value_or("");
+    }
+    return std::nullopt;
+  }
+
+  Result<void> bind_to_cpus() {
+    if (options_.numa_binding.empty()) return {};
+    NumaRequest request;
+    request.mode = options_.numa_binding;
+    request.workers = options_.nproc;
+    if (auto gpus = query_gpus()) {
+      auto visible = process_environment()("CUDA_VISIBLE_DEVICES");
+      if (!options_.devices.empty()) visible = fmt::format("{}", fmt::join(options_.devices, ","));
+      for (const auto index : visible_gpus(*gpus, visible)) {
+        request.gpu_nodes.push_back(numa_node_of((*gpus)[index].pci_bus_id));
+      }
+    }
+    auto cpus = numa_binding(request);
+    if (!cpus) return std::move(cpus).error();
+    cpus_ = std::move(*cpus);
+    for (std::size_t i = 0; i < cpus_.size(); ++i) {
+      log_info("local rank {} runs on CPUs {} (--numa-binding={})", i, cpu_list(cpus_[i]), options_.numa_binding);
+    }
+    return {};
+  }
+
+  std::unique_ptr<WorkerGroup> make_group(asio::io_context& io) const {
+    WorkerGroupOptions group;
+    group.inherited = context_.inherited;
+    group.output = options_.output;
+    group.stdin_policy = stdin_policy(options_.stdin_policy);
+    group.guard = guard_;
+    group.logs = logs_;
+    return make_worker_group(io, std::move(group));
+  }
+
+  Result<std::vector<WorkerSpec>> make_specs(const RoundContext& round) const {
+    std::vector<WorkerSpec> specs;
+    for (std::int64_t i = 0; i < round.local_world_size; ++i) {
+      WorkerSpec spec;
+      spec.env.rank = Rank(round.first_rank.value + i);
+      spec.env.local_rank = LocalRank(i);
+      spec.env.world_size = round.world_size;
+      spec.env.local_world_size = round.local_world_size;
+      spec.env.group_rank = round.group_rank;
+      spec.env.group_world_size = round.group_world_size;
+      spec.env.role_name = round.role;
+      spec.env.role_rank = round.first_role_rank + i;
+      spec.env.role_world_size = round.role_world_size;
+      spec.env.master = round.master;
+      spec.env.restart_count = round.restart_count;
+      spec.env.max_restarts = round.max_restarts;
+      spec.env.run_id = round.run_id;
+      spec.env.use_agent_store = true;
+      spec.env.round = round.round;
+      auto environment = command_->environment(spec.env);
+      if (!environment) return std::move(environment).error();
+      spec.process.executable = command_->program().executable;
+      spec.process.arguments = command_->arguments(LocalRank(i));
+      spec.process.environment = environment_strings(*environment);
+      spec.process.limits = options_.limits;
+      if (!cpus_.empty()) spec.process.cpus = cpus_[static_cast<std::size_t>(i)];
+      specs.push_back(std::move(spec));
+    }
+    return specs;
+  }
+
+  int supervise() {
+    asio::io_context io(1);
+    asio::signal_set signals(io);
+    listen(signals);
+    AgentHooks hooks;
+    hooks.make_group = [this, &io] { return make_group(io); };
+    hooks.make_specs = [this](const RoundContext& round) { return make_specs(round); };
+    Agent agent(io, agent_options(options_), context_.services, std::move(hooks));
+    std::optional<JobOutcome> outcome;
+    std::exception_ptr failure;
+    asio::co_spawn(io, agent.run(), [&](std::exception_ptr thrown, JobOutcome result) {
+      failure = thrown;
+      outcome = std::move(result);
+      signals.cancel();
+      io.stop();
+    });
+    asio::co_spawn(io, pass_signals_on(signals, agent), [&failure](std::exception_ptr thrown) {
+      if (thrown) failure = thrown;
+    });
+    io.run();
+    if (failure) std::rethrow_exception(failure);  // ours to mend: main() says so
+    return finish(std::move(*outcome));
+  }
+
+  // What was ignored when we started stays ignored (nohup).
+  void listen(asio::signal_set& signals) {
+    for (const auto* list : {&options_.signals_to_handle, &options_.signals_to_forward}) {
+      for (const int number : *list) {
+        if (context_.inherited.ignored(number)) continue;
+        boost::system::error_code error;
+        signals.add(number, error);
+        if (error) log_warning("{} cannot be caught: {}", signal_text(number), error.message());
+      }
+    }
+  }
+
+  asio::awaitable<void> pass_signals_on(asio::signal_set& signals, Agent& agent) {
+    SignalPolicy policy(options_.signals_to_handle, options_.signals_to_forward);
+    while (true) {
+      const auto [error, number] = co_await signals.async_wait(asio::as_tuple(asio::use_awaitable));
+      if (error) co_return;
+      const std::string name = signal_text(number);
+      switch (policy.on(number, SteadyClock::now())) {
+        case SignalPolicy::Action::stop:
+          log_info("{}: passing it to the workers, then waiting up to {} s for them", name,
+                   options_.shutdown_timeout.count() / 1000.0);
+          agent.stop(number);
+          break;
+        case SignalPolicy::Action::stop_now:
+          log_warning("{} again: killing the workers now", name);
+          agent.stop(number);
+          break;
+        case SignalPolicy::Action::forward:
+          log_info("{}: passed to the workers", name);
+          agent.forward(number);
+          break;
+        case SignalPolicy::Action::ignore:
+          log_info("{} again: the job is ending already", name);
+          break;
+      }
+    }
+  }
+
+  int finish(JobOutcome outcome) {
+    report_.success = outcome.kind == JobOutcome::Kind::success;
+    report_.exit_code = outcome.exit_code;
+    report_.reason = std::move(outcome.reason);
+    report_.root_cause = std::move(outcome.root_cause);
+    report_.failures = std::move(outcome.failures);
+    if (logs_ && !logs_->temporary()) report_.log_folder = logs_->root();
+    return last_word();
+  }
+
+  int fail(int code, const std::string& reason) {
+    report_.exit_code = code;
+    report_.reason = reason;
+    return last_word();
+  }
+
+  int last_word() {
+    if (options_.torchrun_exit_codes && report_.exit_code != exit_code::kOk && report_.exit_code != exit_code::kUsage) {
+      report_.exit_code = exit_code::kFailure;
+    }
+    const std::string text = to_text(report_);
+    if (!text.empty()) fmt::print(stderr, "{}", text);
+    if (!options_.logs.report_file.empty()) {
+      auto written = write_report_file(options_.logs.report_file, report_);
+      if (!written) log_error("--report: {}", written.error().message());
+    }
+    if (!options_.logs.own_error_file.empty() && report_.root_cause) {
+      auto written = write_own_error_file(options_.logs.own_error_file, report_);
+      if (!written) log_error("TORCHELASTIC_ERROR_FILE: {}", written.error().message());
+    }
+    return report_.exit_code;
+  }
+
+  LaunchOptions options_;
+  LaunchContext context_;
+  JobReport report_;
+  std::optional<WorkerCommand> command_;
+  std::vector<std::vector<int>> cpus_;  // of each worker; empty = not bound
+  std::shared_ptr<Guard> guard_;
+  std::shared_ptr<LogTree> logs_;
+};
+
+}  // namespace
+
+int launch(LaunchOptions options, LaunchContext context) {
+  return Launch(std::move(options), std::move(context)).run();
+}
+
+}  // namespace ddprun::launcher

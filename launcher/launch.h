@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+
+#include "launcher/options.h"
+#include "launcher/process.h"
+#include "launcher/services.h"
+
+namespace ddprun::launcher {
+
+struct LaunchContext {
+  std::string program_name;  // "ddprun" or "ddprun-launch", in front of messages
+  std::string own_folder;    // where our binary lies; "" = not known
+  InheritedSignals inherited;
+  Services services;
+};
+
+// Runs a job on this node from its checks to its last word; returns the exit code. Call once, from the main thread,
+// before any other thread or socket exists.
+int launch(LaunchOptions options, LaunchContext context);
+
+}  // namespace ddprun::launcher
