@@ -37,6 +37,9 @@ class LogTree {
   // Makes the folders of an attempt. Nothing that exists is ever deleted or overwritten.
   Result<AttemptFolder> begin_attempt(std::int64_t restart_count, Round round, std::int64_t local_world_size);
 
+  // The temporary folder is to stay: it will hold the only copy of something.
+  void keep();
+
   const std::string& root() const { return root_; }  // this run's own folder; "" until there is one
   bool temporary() const { return temporary_; }      // nothing of it outlives us
 

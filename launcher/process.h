@@ -4,8 +4,8 @@
 #include <sys/types.h>
 
 #include <boost/asio/any_io_executor.hpp>
-#include <boost/asio/awaitable.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -71,9 +71,10 @@ class ChildProcess {
   virtual ~ChildProcess() = default;
 
   virtual pid_t pid() const = 0;
-  // Becomes ready when the child has ended. It is still a zombie then: its ids and its /proc entry are still its own.
-  virtual boost::asio::awaitable<void> ended() = 0;
-  // After ended(): kills what is left of its process group, takes the exit status; does not block.
+  // Calls `handler` once when the child has ended (never, if this object goes first). It is still a zombie then: its
+  // ids and its /proc entry are still its own.
+  virtual void when_ended(std::function<void()> handler) = 0;
+  // After that: kills what is left of its process group, takes the exit status; does not block. Before: blocks.
   virtual ExitStatus reap() = 0;
 };
 

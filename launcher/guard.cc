@@ -1,0 +1,157 @@
+#include "launcher/guard.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "launcher/kill_tree.h"
+#include "launcher/log_tree.h"
+
+namespace ddprun::launcher {
+namespace {
+
+struct Duties {
+  std::set<pid_t> sessions;
+  std::set<std::string> folders;
+  std::set<std::string> cgroups;
+};
+
+// One command: a verb, its argument, a NUL.
+void take(Duties& duties, const std::string& command) {
+  if (command.empty()) return;
+  const std::string argument = command.substr(1);
+  switch (command[0]) {
+    case 's':
+      duties.sessions.insert(static_cast<pid_t>(std::stol(argument)));
+      break;
+    case 'S':
+      duties.sessions.erase(static_cast<pid_t>(std::stol(argument)));
+      break;
+    case 'f':
+      duties.folders.insert(argument);
+      break;
+    case 'F':
+      duties.folders.erase(argument);
+      break;
+    case 'c':
+      duties.cgroups.insert(argument);
+      break;
+    case 'C':
+      duties.cgroups.erase(argument);
+      break;
+    default:
+      break;
+  }
+}
+
+void fulfil(const Duties& duties, const std::string& token) {
+  for (const auto& cgroup : duties.cgroups) kill_cgroup(cgroup);
+  if (!duties.sessions.empty() || !duties.cgroups.empty()) {
+    for (const pid_t leader : duties.sessions) ::kill(-leader, SIGKILL);
+    // Again until nothing is found: a process may have forked while we looked.
+    for (int round = 0; round < 50; ++round) {
+      const auto strays = find_processes("/proc", duties.sessions, token);
+      if (strays.empty()) break;
+      for (const pid_t pid : strays) ::kill(pid, SIGKILL);
+      std::this_thread::sleep_for(std::chrono::milliseconds(round < 10 ? 2 : 20));
+    }
+  }
+  for (const auto& folder : duties.folders) remove_tree(folder);
+  for (const auto& cgroup : duties.cgroups) remove_cgroup_folder(cgroup);
+}
+
+[[noreturn]] void live(int pipe, const std::string& token) {
+  ::setsid();
+  ::prctl(PR_SET_NAME, "ddprun-guard");
+  // Nothing of the user's may be held: `ddprun ... | tee` must see the end when the launcher goes.
+  const int null_fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (int fd = 0; fd < 3; ++fd) ::dup2(null_fd, fd);
+  if (pipe != 3) ::dup2(pipe, 3);
+  ::syscall(SYS_close_range, 4U, ~0U, 0);
+  if (::chdir("/") != 0) ::_exit(1);
+  struct sigaction ignore = {};
+  ignore.sa_handler = SIG_IGN;
+  for (int n = 1; n < NSIG; ++n) ::sigaction(n, &ignore, nullptr);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+
+  Duties duties;
+  std::string pending;
+  char buffer[4096];
+  while (true) {
+    const ssize_t n = ::read(3, buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    pending.append(buffer, static_cast<std::size_t>(n));
+    for (std::size_t end; (end = pending.find('\0')) != std::string::npos; pending.erase(0, end + 1)) {
+      take(duties, pending.substr(0, end));
+    }
+  }
+  fulfil(duties, token);
+  ::_exit(0);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Guard>> Guard::start() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return Error::from_errno(errno, "pipe for the guard process");
+  UniqueFd read_end(ends[0]), write_end(ends[1]);
+  std::string token = make_job_token();
+  // No handler may run in the child: all is blocked until it ignores everything.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::sigprocmask(SIG_BLOCK, &all, &before);
+  const pid_t pid = ::fork();
+  const int error = errno;
+  if (pid == 0) live(read_end.get(), token);
+  ::sigprocmask(SIG_SETMASK, &before, nullptr);
+  if (pid < 0) return Error::from_errno(error, "fork of the guard process");
+  return std::shared_ptr<Guard>(new Guard(pid, std::move(write_end), std::move(token)));
+}
+
+Guard::~Guard() {
+  pipe_.reset();  // its end of file is its order to go
+  if (pid_ <= 0) return;
+  const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  if (pidfd) {
+    pollfd ready{pidfd.get(), POLLIN, 0};
+    int n;
+    do n = ::poll(&ready, 1, 5000);
+    while (n < 0 && errno == EINTR);
+    if (n == 0) ::kill(pid_, SIGKILL);  // stopped by someone
+  }
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void Guard::tell(char verb, const std::string& argument) {
+  std::string message;
+  message += verb;
+  message += argument;
+  message += '\0';
+  // At most PIPE_BUF, so it is whole. A guard that someone killed is no reason to fail: EPIPE is let pass (the
+  // launcher ignores SIGPIPE).
+  while (::write(pipe_.get(), message.data(), message.size()) < 0 && errno == EINTR) {
+  }
+}
+
+void Guard::add_session(pid_t leader) { tell('s', std::to_string(leader)); }
+void Guard::remove_session(pid_t leader) { tell('S', std::to_string(leader)); }
+void Guard::add_folder(const std::string& path) { tell('f', path); }
+void Guard::remove_folder(const std::string& path) { tell('F', path); }
+void Guard::add_cgroup(const std::string& path) { tell('c', path); }
+void Guard::remove_cgroup(const std::string& path) { tell('C', path); }
+
+}  // namespace ddprun::launcher

@@ -1,0 +1,138 @@
+#include "launcher/log_tree.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <random>
+#include <system_error>
+
+#include "common/log.h"
+
+namespace ddprun::launcher {
+namespace {
+
+// A run id is free text; in a folder's name only what every file system takes.
+std::string folder_name(const std::string& run_id) {
+  std::string name = run_id.substr(0, 100);
+  for (char& c : name) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       std::string_view("._-+=@:").find(c) != std::string_view::npos;
+    if (!plain) c = '_';
+  }
+  return name == "." || name == ".." || name.empty() ? "_" : name;
+}
+
+std::string random_suffix() {
+  static constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz0123456789_";
+  std::random_device random;
+  std::string suffix;
+  for (int i = 0; i < 8; ++i) suffix += kLetters[random() % kLetters.size()];
+  return suffix;
+}
+
+}  // namespace
+
+void remove_tree(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::remove_all(path, ignored);
+}
+
+Result<void> LogTree::make_root(const std::string& parent, const std::string& run_id) {
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    const std::string path = parent + "/" + folder_name(run_id) + "_" + random_suffix();
+    if (::mkdir(path.c_str(), 0777) == 0) {
+      root_ = path;
+      return {};
+    }
+    if (errno != EEXIST) return Error::from_errno(errno, "cannot make a folder for this run in " + parent);
+  }
+  return Error(Errc::system, "cannot find a free folder name in " + parent);
+}
+
+Result<std::shared_ptr<LogTree>> LogTree::open(const std::string& log_dir, const std::string& run_id,
+                                               std::shared_ptr<Guard> guard) {
+  std::shared_ptr<LogTree> tree(new LogTree());
+  tree->run_id_ = run_id;
+  tree->guard_ = std::move(guard);
+  if (log_dir.empty()) {
+    tree->temporary_ = true;
+    return tree;
+  }
+  if (log_dir == "/dev/null") {
+    tree->disabled_ = true;
+    return tree;
+  }
+  std::error_code ec;
+  const std::filesystem::path absolute = std::filesystem::absolute(log_dir, ec);
+  std::string parent = ec ? log_dir : absolute.string();
+  while (parent.size() > 1 && parent.back() == '/') parent.pop_back();
+  std::filesystem::create_directories(parent, ec);
+  struct stat status = {};
+  if (::stat(parent.c_str(), &status) == 0 && !S_ISDIR(status.st_mode)) {
+    return Error(Errc::invalid_argument, "log directory " + parent + " exists but is a file; give a folder");
+  }
+  if (ec) return Error::from_errno(ec.value(), "cannot make log directory " + parent);
+  if (auto made = tree->make_root(parent, run_id); !made) return std::move(made).error();
+  // Not only the name: a full disk must be told now and not by the first worker.
+  const std::string probe = tree->root_ + "/.probe";
+  const UniqueFd fd(::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  const bool written = fd && ::write(fd.get(), "x", 1) == 1;
+  const int error = errno;
+  ::unlink(probe.c_str());
+  if (!written) {
+    ::rmdir(tree->root_.c_str());
+    return Error::from_errno(error, "cannot write to log directory " + parent);
+  }
+  return tree;
+}
+
+void LogTree::keep() {
+  if (temporary_ && guard_ && !root_.empty()) guard_->remove_folder(root_);
+  temporary_ = false;
+}
+
+LogTree::~LogTree() {
+  if (!temporary_ || root_.empty()) return;
+  remove_tree(root_);
+  if (guard_) guard_->remove_folder(root_);
+}
+
+Result<AttemptFolder> LogTree::begin_attempt(std::int64_t restart_count, Round round, std::int64_t local_world_size) {
+  AttemptFolder attempt;
+  if (disabled_) return attempt;
+  if (root_.empty()) {
+    const char* const from_environment = ::getenv("TMPDIR");
+    const std::string parent =
+        from_environment != nullptr && *from_environment != '\0' ? from_environment : std::string("/tmp");
+    std::string pattern = parent + "/ddprun_XXXXXX";
+    if (::mkdtemp(pattern.data()) == nullptr) {
+      // Only error files would be there: the job can run without.
+      log_warning("no error files of workers in the report: cannot make a folder in {}: {}", parent,
+                  std::error_code(errno, std::generic_category()).message());
+      disabled_ = true;
+      return attempt;
+    }
+    root_ = pattern;
+    if (guard_ && temporary_) guard_->add_folder(root_);
+  }
+  const std::string base = root_ + "/attempt_" + std::to_string(restart_count);
+  std::string path = base;
+  for (int again = 0; ::mkdir(path.c_str(), 0777) != 0; ++again) {
+    if (errno != EEXIST || again > 1000) return Error::from_errno(errno, "cannot make log folder " + path);
+    // The same count in a later round (membership changed), or twice in one round (a start that did not succeed).
+    path = base + ".round_" + std::to_string(round.value) + (again == 0 ? "" : "." + std::to_string(again));
+  }
+  attempt.path = path;
+  for (std::int64_t rank = 0; rank < local_world_size; ++rank) {
+    const std::string folder = attempt.of_rank(LocalRank(rank));
+    if (::mkdir(folder.c_str(), 0777) != 0) return Error::from_errno(errno, "cannot make log folder " + folder);
+  }
+  return attempt;
+}
+
+}  // namespace ddprun::launcher

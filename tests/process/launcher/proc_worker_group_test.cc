@@ -1,0 +1,220 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "common/task_group.h"
+#include "tests/support/proc_support.h"
+
+namespace asio = boost::asio;
+
+namespace ddprun::launcher::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST(WorkerGroup, PassesOutputThroughAndReportsExits) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("echo out $RANK; echo err $RANK >&2; exit $RANK", 3)));
+  EXPECT_TRUE(group->running());
+  const auto exits = finish(harness, *group);
+  ASSERT_EQ(exits.size(), 3u);
+  for (const auto& exit : exits) {
+    EXPECT_EQ(exit.status.code, exit.local_rank.value);
+    EXPECT_FALSE(exit.stopped_by_us);
+    EXPECT_EQ(group->evidence(exit.local_rank).last_lines,
+              std::vector<std::string>{"err " + std::to_string(exit.local_rank.value)});
+  }
+  EXPECT_FALSE(group->running());
+  const std::string out = harness.console_out();
+  for (const char* line : {"out 0\n", "out 1\n", "out 2\n"}) EXPECT_NE(out.find(line), std::string::npos) << out;
+  EXPECT_EQ(out.size(), 18u);
+  EXPECT_EQ(harness.console_err().size(), 18u);
+}
+
+TEST(WorkerGroup, BytesOfOneWorkerAreUnchanged) {
+  Harness harness;
+  const std::string script = R"(printf 'caf\351 \377\376 nul\000nul \033[31mred\r\nlast'; printf '\rbar' >&2)";
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers(script, 1)));
+  finish(harness, *group);
+  EXPECT_EQ(harness.console_out(), std::string("caf\351 \377\376 nul\0nul \033[31mred\r\nlast", 30));
+  EXPECT_EQ(harness.console_err(), "\rbar");
+}
+
+TEST(WorkerGroup, NamesTheStepThatFailed) {
+  Harness harness;
+  auto group = harness.make();
+  auto specs = harness.workers("sleep 600", 2);
+  specs[1].process.executable = harness.folder / "missing";
+  const std::size_t before = open_descriptors();
+  const auto started = group->start(std::move(specs));
+  ASSERT_FALSE(started);
+  EXPECT_EQ(started.error().code(), Errc::not_found);
+  EXPECT_NE(started.error().message().find("missing: No such file"), std::string::npos) << started.error().message();
+  EXPECT_FALSE(group->running());
+  finish(harness, *group);
+
+  specs = harness.workers("true", 1);
+  specs[0].process.executable = harness.folder.path();
+  const auto denied = group->start(std::move(specs));
+  ASSERT_FALSE(denied);
+  EXPECT_EQ(denied.error().code(), Errc::system);
+  EXPECT_NE(denied.error().message().find("Permission denied"), std::string::npos) << denied.error().message();
+  finish(harness, *group);
+  EXPECT_LE(open_descriptors(), before + 3);  // the output thread's own
+}
+
+TEST(WorkerGroup, ReportsTheSignal) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("kill -SEGV $$", 1)));
+  const auto exits = finish(harness, *group);
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].status.signal, SIGSEGV);
+  EXPECT_EQ(exits[0].status.shell_code(), 128 + SIGSEGV);
+  EXPECT_NE(exits[0].status.to_string().find("SIGSEGV"), std::string::npos);
+}
+
+asio::awaitable<void> stop_when_ready(WorkerGroup& group, const std::string& ready, int count, milliseconds patience) {
+  for (int i = 0; i < count; ++i) {
+    EXPECT_TRUE(eventually([&] { return ::access((ready + std::to_string(i)).c_str(), F_OK) == 0; }));
+  }
+  co_await group.stop(SIGTERM, patience);
+}
+
+TEST(WorkerGroup, StopGivesTimeToSave) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(
+      harness.workers("n=0; trap 'n=$((n+1))' TERM; : >$T/up$RANK; while [ $n = 0 ]; do sleep 0.02; done; sleep 0.3; "
+                      "echo \"saved after $n\" >$T/saved$RANK",
+                      2)));
+  run(harness.io, stop_when_ready(*group, harness.folder / "up", 2, seconds(30)));
+  EXPECT_FALSE(group->running());
+  for (const auto& exit : group->exits()) {
+    EXPECT_TRUE(exit.stopped_by_us);
+    EXPECT_TRUE(exit.status.success()) << exit.status.to_string();
+  }
+  EXPECT_EQ(read_file(harness.folder / "saved0"), "saved after 1\n");
+  EXPECT_EQ(read_file(harness.folder / "saved1"), "saved after 1\n");
+}
+
+TEST(WorkerGroup, StopKillsWhoDoesNotGoInTime) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("trap '' TERM; : >$T/up$RANK; while :; do sleep 0.1; done", 2)));
+  const auto begin = SteadyClock::now();
+  run(harness.io, stop_when_ready(*group, harness.folder / "up", 2, milliseconds(300)));
+  EXPECT_GE(SteadyClock::now() - begin, milliseconds(300));
+  ASSERT_EQ(group->exits().size(), 2u);
+  for (const auto& exit : group->exits()) EXPECT_EQ(exit.status.signal, SIGKILL);
+}
+
+asio::awaitable<void> stop_twice(WorkerGroup& group, Harness& harness) {
+  EXPECT_TRUE(eventually([&] { return ::access((harness.folder / "up0").c_str(), F_OK) == 0; }));
+  bool first_done = false;
+  auto first = [&]() -> asio::awaitable<void> {
+    co_await group.stop(SIGINT, seconds(600));
+    first_done = true;
+  };
+  TaskGroup tasks(harness.io.get_executor());
+  tasks.spawn(first());
+  co_await group.stop(SIGTERM, milliseconds(100));
+  co_await tasks.join();
+  EXPECT_TRUE(first_done);
+}
+
+TEST(WorkerGroup, SecondStopShortensTheFirst) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("trap '' TERM INT; : >$T/up$RANK; while :; do sleep 0.1; done", 1)));
+  run(harness.io, stop_twice(*group, harness));
+  EXPECT_EQ(group->exits().at(0).status.signal, SIGKILL);
+}
+
+TEST(WorkerGroup, HelpersEndWithTheirWorker) {
+  Harness harness;
+  auto group = harness.make();
+  // One in its process group, one in a session of its own, one whose parent has gone.
+  ASSERT_TRUE(
+      group->start(harness.workers("sleep 600 & echo $! >$T/a$RANK; setsid sleep 600 & echo $! >$T/b$RANK; "
+                                   "(setsid sleep 600 & echo $! >$T/c$RANK); exit 4",
+                                   2)));
+  const auto exits = finish(harness, *group);
+  EXPECT_EQ(exits.size(), 2u);
+  for (const char* name : {"a0", "a1", "b0", "b1", "c0", "c1"}) {
+    const int pid = std::stoi(read_file(harness.folder / name));
+    EXPECT_TRUE(is_dead(pid)) << name << " " << pid;
+  }
+}
+
+TEST(WorkerGroup, OneAttemptAfterTheOther) {
+  Harness harness;
+  auto group = harness.make();
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    ASSERT_TRUE(group->start(harness.workers("echo try $TORCHELASTIC_RESTART_COUNT; exit 1", 2, attempt)));
+    EXPECT_EQ(finish(harness, *group).size(), 2u);
+  }
+  EXPECT_EQ(harness.console_out(), "try 0\ntry 0\ntry 1\ntry 1\ntry 2\ntry 2\n");
+}
+
+TEST(WorkerGroup, SignalsIgnoredByOurParentStayIgnored) {
+  Harness harness;
+  struct sigaction ignore = {};
+  ignore.sa_handler = SIG_IGN;
+  harness.options.inherited.action[SIGHUP] = ignore;
+  harness.options.inherited.action[SIGCHLD] = ignore;  // the one exception: it would break every wait()
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("kill -HUP $$; grep SigIgn /proc/$$/status | cut -f2", 1)));
+  const auto exits = finish(harness, *group);
+  EXPECT_TRUE(exits.at(0).status.success()) << exits.at(0).status.to_string();
+  const auto mask = std::stoull(harness.console_out(), nullptr, 16);
+  EXPECT_NE(mask & (1ULL << (SIGHUP - 1)), 0u);
+  EXPECT_EQ(mask & (1ULL << (SIGCHLD - 1)), 0u);
+}
+
+TEST(WorkerGroup, OnlyNamedDescriptorsAreInherited) {
+  Harness harness;
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);  // not close-on-exec, as Asio's
+  auto group = harness.make();
+  auto specs = harness.workers("ls /proc/self/fd | tr '\\n' ' '", 1);
+  specs[0].process.inherit_fds = {ends[1]};
+  ASSERT_TRUE(group->start(std::move(specs)));
+  finish(harness, *group);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  // ls opens the folder itself under the first free number.
+  EXPECT_EQ(harness.console_out(), ends[1] == 3 ? "0 1 2 3 4 " : "0 1 2 3 " + std::to_string(ends[1]) + " ");
+}
+
+TEST(WorkerGroup, RecorderOutlivesItsWorker) {
+  Harness harness;
+  harness.options.recorder_bytes = 4096;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("printf hello >/proc/self/fd/$DDPRUN_RECORDER_FD; kill -KILL $$", 1)));
+  finish(harness, *group);
+  char text[6] = {};
+  ASSERT_EQ(::pread(group->recorder_fd(LocalRank(0)), text, 5, 0), 5);
+  EXPECT_STREQ(text, "hello");
+}
+
+TEST(WorkerGroup, DestructionEndsEverything) {
+  Harness harness;
+  pid_t leader = 0;
+  {
+    auto group = harness.make();
+    ASSERT_TRUE(group->start(harness.workers("trap '' TERM; sleep 600 & echo $! >$T/child; wait; sleep 600", 1)));
+    leader = group->pids().at(0);
+    ASSERT_TRUE(eventually([&] { return !read_file(harness.folder / "child").empty(); }));
+  }
+  EXPECT_TRUE(is_dead(leader));
+  EXPECT_TRUE(is_dead(std::stoi(read_file(harness.folder / "child"))));
+}
+
+}  // namespace
+}  // namespace ddprun::launcher::testing
