@@ -29,7 +29,8 @@ struct Block {
   std::size_t size_bytes() const { return count * size_of(dtype); }
 };
 
-// One collective that was started. Movable; a handle dropped without wait() is reported in the log and counted.
+// One collective that was started. Movable. A handle that goes without wait() is counted and reported, and waits then,
+// since the memory may go next; if an exception takes it away, the communicator is aborted on all ranks.
 // wait() runs the operation itself if it is next and nobody has begun it.
 class Work {
  public:

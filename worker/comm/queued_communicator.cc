@@ -63,13 +63,23 @@ class QueuedCommunicator::Pending final : public Work::State {
   }
 
   void dropped() noexcept override {
-    std::uint64_t count = 0;
+    const bool unwinding = std::uncaught_exceptions() > 0;
     {
       std::lock_guard lock(core->mutex);
-      count = ++core->dropped;
+      ++core->dropped;
+      if (core->transport == nullptr || finished) return;
+      if (unwinding && !core->failure.has_value()) {
+        core->failure = Error(Errc::cancelled, "rank " + std::to_string(core->rank) + " ended by an exception");
+      }
     }
-    log_warning("a handle was dropped without wait(): {} on rank {} ({} so far); its data may be half reduced",
-                operation.signature.describe(), core->rank, count);
+    if (unwinding) {
+      core->transport->abort("rank " + std::to_string(core->rank) + " ended by an exception");
+    } else {
+      log_warning(
+          "a handle was dropped without wait(): {} on rank {}; waiting for its end, since its memory may go too",
+          operation.signature.describe(), core->rank);
+    }
+    (void)wait(nullptr);
   }
 
   std::shared_ptr<Core> core;

@@ -1,0 +1,4 @@
+add_library(ddprun_test_comm STATIC ${CMAKE_SOURCE_DIR}/tests/support/comm_ranks.cc)
+target_link_libraries(ddprun_test_comm PUBLIC ddprun_comm)
+
+ddprun_test(comm_contract_test process SOURCES comm_contract_test.cc LIBS ddprun_test_comm TIMEOUT 180)
