@@ -114,6 +114,8 @@ class Kernels {
   virtual void copy_in(void* device, const void* host, std::size_t size_bytes) = 0;
   virtual void copy_out(void* host, const void* device, std::size_t size_bytes) = 0;  // waits
   virtual void synchronize() = 0;
+  // The first failure of a queued call; calls after it do nothing. Host backends never fail.
+  virtual Result<void> status() const { return {}; }
 
   virtual void zero(void* memory, std::size_t size_bytes) = 0;
   virtual void copy(void* out, const void* in, std::size_t size_bytes) = 0;

@@ -1,0 +1,247 @@
+#include "worker/cuda/device_context.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace ddprun::cuda {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Records the order of calls; memory is host memory; fails on command.
+class FakeDevice final : public DeviceApi {
+ public:
+  std::vector<std::string> calls;
+  std::map<std::string, int> fail;  // call -> status
+  int devices = 2;
+  std::size_t capacity = 1 << 20;
+
+  ~FakeDevice() override {
+    for (auto& [memory, size] : live) std::free(memory);
+  }
+
+  int device_count(int* count) override {
+    *count = devices;
+    return step("device_count");
+  }
+  int set_device(int device) override {
+    const int status = step("set_device " + std::to_string(device));
+    return status != 0 ? status : device < devices ? 0 : 101;
+  }
+  int memory_info(std::size_t* free_bytes, std::size_t* total_bytes) override {
+    *free_bytes = capacity - used;
+    *total_bytes = capacity;
+    return 0;
+  }
+  int malloc(void** memory, std::size_t size_bytes) override {
+    if (used + size_bytes > capacity) return kOutOfMemory;
+    used += size_bytes;
+    *memory = std::malloc(size_bytes);
+    live[*memory] = size_bytes;
+    return step("malloc");
+  }
+  int free(void* memory) override {
+    used -= live.at(memory);
+    live.erase(memory);
+    std::free(memory);
+    return step("free");
+  }
+  int malloc_host(void** memory, std::size_t size_bytes) override {
+    *memory = std::malloc(size_bytes);
+    return step("malloc_host");
+  }
+  int free_host(void* memory) override {
+    std::free(memory);
+    return step("free_host");
+  }
+  int memset_async(void* memory, int byte, std::size_t size_bytes, StreamHandle stream) override {
+    std::memset(memory, byte, size_bytes);
+    return step("memset on " + name(stream));
+  }
+  int memcpy_async(void* out, const void* in, std::size_t size_bytes, StreamHandle stream) override {
+    std::memcpy(out, in, size_bytes);
+    return step("memcpy on " + name(stream));
+  }
+  int create_stream(StreamHandle* stream, bool high_priority) override {
+    *stream = reinterpret_cast<void*>(++streams);
+    return step(high_priority ? "create_stream high" : "create_stream");
+  }
+  int destroy_stream(StreamHandle) override { return step("destroy_stream"); }
+  int stream_synchronize(StreamHandle stream) override { return step("synchronize " + name(stream)); }
+  int create_event(EventHandle* event) override {
+    *event = reinterpret_cast<void*>(++events);
+    return 0;
+  }
+  int destroy_event(EventHandle) override { return 0; }
+  int record_event(EventHandle, StreamHandle stream) override { return step("record on " + name(stream)); }
+  int wait_event(StreamHandle stream, EventHandle) override { return step(name(stream) + " waits"); }
+  int query_event(EventHandle) override { return 0; }
+  int synchronize_event(EventHandle) override { return step("synchronize_event"); }
+  int pointer_device(const void*, int* device) override {
+    *device = owner;
+    return step("pointer_device");
+  }
+  int last_launch_error() override {
+    const int status = launch_error;
+    launch_error = 0;
+    return status;
+  }
+  std::string error_text(int status) override {
+    return status == kOutOfMemory ? "out of memory"
+           : status == 101        ? "invalid device ordinal"
+                                  : "CUDA driver version is insufficient for CUDA runtime version";
+  }
+  std::string device_name(int) override { return "fake"; }
+
+  int owner = 0;
+  int launch_error = 0;
+  std::map<void*, std::size_t> live;
+
+ private:
+  int step(const std::string& call) {
+    calls.push_back(call);
+    const auto found = fail.find(call);
+    return found == fail.end() ? 0 : found->second;
+  }
+  static std::string name(StreamHandle stream) {
+    switch (reinterpret_cast<std::uintptr_t>(stream)) {
+      case 1:
+        return "compute";
+      case 2:
+        return "copy";
+      default:
+        return "communication";
+    }
+  }
+  std::uintptr_t streams = 0, events = 0;
+  std::size_t used = 0;
+};
+
+TEST(DeviceContext, SetsTheLocalRanksDeviceBeforeAnyOtherCall) {
+  FakeDevice device;
+  auto context = DeviceContext::open(device, 5, 1);
+  ASSERT_TRUE(context) << context.error().message();
+  ASSERT_FALSE(device.calls.empty());
+  EXPECT_EQ(device.calls.front(), "set_device 1");
+  EXPECT_EQ((*context)->device(), 1);
+}
+
+TEST(DeviceContext, LocalRankWithoutADeviceNamesBothNumbers) {
+  FakeDevice device;
+  auto context = DeviceContext::open(device, 7, 3);
+  ASSERT_FALSE(context);
+  EXPECT_EQ(context.error().code(), Errc::invalid_argument);
+  EXPECT_THAT(context.error().message(), HasSubstr("LOCAL_RANK 3"));
+  EXPECT_THAT(context.error().message(), HasSubstr("only 2 CUDA devices"));
+}
+
+TEST(DeviceContext, DriverTooOldComesWithARemedy) {
+  FakeDevice device;
+  device.fail["set_device 0"] = 35;
+  device.devices = 1;
+  auto context = DeviceContext::open(device, 0, 0);
+  ASSERT_FALSE(context);
+  EXPECT_THAT(context.error().message(), HasSubstr("cudaSetDevice"));
+  EXPECT_THAT(context.error().message(), HasSubstr("update the driver"));
+}
+
+TEST(DeviceContext, UploadTravelsOnTheCopyStreamAndComputeWaitsForIt) {
+  FakeDevice device;
+  auto context = std::move(DeviceContext::open(device, 0, 0)).value();
+  void* target = context->allocate(64, "input");
+  ASSERT_NE(target, nullptr);
+  std::vector<char> host(64, 'x');
+  device.calls.clear();
+  context->upload(target, host.data(), host.size());
+  EXPECT_THAT(device.calls, ElementsAre("malloc_host", "malloc", "memcpy on copy", "record on copy", "compute waits",
+                                        "memcpy on compute", "record on compute"));
+  EXPECT_EQ(std::memcmp(target, host.data(), host.size()), 0);
+}
+
+TEST(DeviceContext, FifthUploadWaitsUntilItsSlotWasTaken) {
+  FakeDevice device;
+  auto context = std::move(DeviceContext::open(device, 0, 0)).value();
+  void* target = context->allocate(64, "input");
+  std::vector<char> host(64, 'y');
+  for (int i = 0; i < 4; ++i) context->upload(target, host.data(), host.size());
+  device.calls.clear();
+  context->upload(target, host.data(), host.size());
+  EXPECT_THAT(device.calls, ElementsAre("synchronize_event", "memcpy on copy", "record on copy", "compute waits",
+                                        "memcpy on compute", "record on compute"));
+}
+
+TEST(DeviceContext, NothingInAStepSynchronisesTheWholeDevice) {
+  FakeDevice device;
+  auto context = std::move(DeviceContext::open(device, 0, 0)).value();
+  void* target = context->allocate(64, "input");
+  std::vector<char> host(64, 'z');
+  device.calls.clear();
+  context->upload(target, host.data(), host.size());
+  context->zero(target, 64);
+  context->copy_on_compute(target, target, 0);
+  for (const std::string& call : device.calls) EXPECT_THAT(call, ::testing::Not(HasSubstr("synchronize")));
+}
+
+TEST(DeviceContext, OutOfMemoryNamesWhatIsHeldAndTheRemedies) {
+  FakeDevice device;
+  auto context = std::move(DeviceContext::open(device, 2, 0)).value();
+  ASSERT_NE(context->allocate(512 << 10, "gradients"), nullptr);
+  EXPECT_EQ(context->allocate(768 << 10, "activations"), nullptr);
+  ASSERT_FALSE(context->status());
+  const std::string& message = context->status().error().message();
+  EXPECT_THAT(message, HasSubstr("rank 2: out of memory on device 0"));
+  EXPECT_THAT(message, HasSubstr("wanted for activations"));
+  EXPECT_THAT(message, HasSubstr("gradients"));
+  EXPECT_THAT(message, HasSubstr("data.batch_size"));
+  EXPECT_THAT(message, HasSubstr("activation_checkpointing"));
+}
+
+TEST(DeviceContext, FirstFailureStaysAndLaterCallsDoNothing) {
+  FakeDevice device;
+  auto context = std::move(DeviceContext::open(device, 0, 0)).value();
+  void* target = context->allocate(64, "input");
+  device.launch_error = 700;
+  context->note_launches("layer_norm");
+  ASSERT_FALSE(context->status());
+  EXPECT_THAT(context->status().error().message(), HasSubstr("layer_norm"));
+  device.calls.clear();
+  std::vector<char> host(64);
+  context->upload(target, host.data(), host.size());
+  context->zero(target, 64);
+  EXPECT_TRUE(device.calls.empty());
+}
+
+TEST(DeviceContext, BufferOnAnotherDeviceNamesBoth) {
+  FakeDevice device;
+  auto context = std::move(DeviceContext::open(device, 0, 1)).value();
+  device.owner = 0;
+  auto checked = context->check_on_device(&device, "gradient bucket 0");
+  ASSERT_FALSE(checked);
+  EXPECT_THAT(checked.error().message(), HasSubstr("gradient bucket 0 lies on device 0 but the plan runs on device 1"));
+  device.owner = -1;
+  EXPECT_THAT(context->check_on_device(&device, "x").error().message(), HasSubstr("in host memory"));
+  device.owner = 1;
+  EXPECT_TRUE(context->check_on_device(&device, "x"));
+}
+
+TEST(DeviceContext, FreesAllMemoryAtItsEnd) {
+  FakeDevice device;
+  {
+    auto context = std::move(DeviceContext::open(device, 0, 0)).value();
+    void* kept = context->allocate(64, "a");
+    context->release(context->allocate(64, "b"));
+    std::vector<char> host(16);
+    context->upload(kept, host.data(), host.size());
+  }
+  EXPECT_TRUE(device.live.empty());
+}
+
+}  // namespace
+}  // namespace ddprun::cuda

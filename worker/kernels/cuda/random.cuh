@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+#include "worker/engine/rng.h"
+
+namespace ddprun::engine::gpu {
+
+// The random word of element i under `key`: the same Philox counters as engine/rng.cc, so that a mask does not depend
+// on the device. A parity test compares the two.
+__device__ __forceinline__ std::uint32_t random_word(const RandomKey& key, std::uint64_t i) {
+  const std::uint64_t block = i / 4;
+  std::uint32_t c0 = static_cast<std::uint32_t>(block);
+  std::uint32_t c1 = static_cast<std::uint32_t>(block >> 32) | (key.op << 8);
+  std::uint32_t c2 = key.stream;
+  std::uint32_t c3 = static_cast<std::uint32_t>(key.step);
+  std::uint32_t k0 = static_cast<std::uint32_t>(key.seed);
+  std::uint32_t k1 = static_cast<std::uint32_t>(key.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = std::uint64_t{0xD2511F53} * c0;
+    const std::uint64_t b = std::uint64_t{0xCD9E8D57} * c2;
+    c0 = static_cast<std::uint32_t>(b >> 32) ^ c1 ^ k0;
+    c1 = static_cast<std::uint32_t>(b);
+    c2 = static_cast<std::uint32_t>(a >> 32) ^ c3 ^ k1;
+    c3 = static_cast<std::uint32_t>(a);
+    k0 += 0x9E3779B9;
+    k1 += 0xBB67AE85;
+  }
+  const std::uint32_t words[4] = {c0, c1, c2, c3};
+  return words[i % 4];
+}
+
+// Factor of element i: 0 if dropped, 1 / (1 - p) if kept. `threshold`: see dropout_threshold().
+__device__ __forceinline__ float dropout_factor(const RandomKey& key, std::uint64_t i, std::uint32_t threshold,
+                                                float scale) {
+  return random_word(key, i) >= threshold ? scale : 0.0f;
+}
+
+}  // namespace ddprun::engine::gpu
