@@ -173,8 +173,10 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
         // does not stay readable for ever.
         spare.reset();
         const int victim = ::accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC);
+        const bool none_waits = victim < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
         if (victim >= 0) refuse_for_want_of_descriptors(victim, "descriptors (ulimit -n)");
         spare.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+        if (none_waits) return;  // accept4 looks for a descriptor before it looks for a connection
         if (victim >= 0 && spare) continue;
       }
       pause_accepting();
