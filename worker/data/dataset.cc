@@ -1,0 +1,30 @@
+#include "worker/data/dataset.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <numeric>
+
+#include "worker/data/formats.h"
+
+namespace ddprun::data {
+namespace {
+std::int64_t product(const std::vector<std::int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+}  // namespace
+
+std::int64_t SampleSpec::input_count() const { return product(input_shape); }
+std::int64_t SampleSpec::target_count() const { return product(target_shape); }
+
+Result<std::unique_ptr<Dataset>> open_dataset(const DatasetOptions& options) {
+  if (options.format == "csv") return open_csv(options);
+  if (options.format == "idx") return open_idx(options);
+  if (options.format == "npy") return open_npy(options);
+  if (options.format == "image_folder") return open_image_folder(options);
+  if (options.format == "tokens") return open_tokens(options);
+  if (options.format == "synthetic") return open_synthetic(options);
+  return Error(Errc::invalid_argument, fmt::format("data.format: '{}' is not known", options.format));
+}
+
+}  // namespace ddprun::data

@@ -1,0 +1,157 @@
+#include "worker/data/memory_dataset.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "worker/data/sample_random.h"
+
+namespace ddprun::data {
+namespace {
+
+class MemoryDataset final : public Dataset {
+ public:
+  MemoryDataset(MemorySamples samples, SampleSpec spec, const DatasetOptions& options)
+      : samples_(std::move(samples)), spec_(std::move(spec)), options_(options) {
+    const std::int64_t channels = spec_.input_shape.size() == 3 ? spec_.input_shape[2] : 1;
+    scale_.assign(static_cast<std::size_t>(channels), samples_.byte_inputs.empty() ? 1.0F : 1.0F / 255.0F);
+    shift_.assign(scale_.size(), 0.0F);
+    for (std::size_t c = 0; c < scale_.size() && !options_.mean.empty(); ++c) {
+      const std::size_t from = options_.mean.size() == 1 ? 0 : c;
+      scale_[c] = static_cast<float>(scale_[c] / options_.std[from]);
+      shift_[c] = static_cast<float>(-options_.mean[from] / options_.std[from]);
+    }
+  }
+
+  std::int64_t size() const override { return samples_.count; }
+  const SampleSpec& spec() const override { return spec_; }
+
+  Result<void> read(const SampleKey& key, std::byte* input, std::byte* target) const override {
+    const auto index = static_cast<std::size_t>(key.index);
+    const auto count = static_cast<std::size_t>(spec_.input_count());
+    auto* out = reinterpret_cast<float*>(input);
+    if (options_.training && (options_.crop || options_.flip)) {
+      augmented(key, out);
+    } else if (samples_.byte_inputs.empty()) {
+      convert(samples_.float_inputs.data() + index * count, count, out);
+    } else {
+      convert(samples_.byte_inputs.data() + index * count, count, out);
+    }
+    const auto target_count = static_cast<std::size_t>(spec_.target_count());
+    const double* from = samples_.targets.data() + index * target_count;
+    for (std::size_t i = 0; i < target_count; ++i) {
+      if (spec_.target_type == ElementType::i32) {
+        reinterpret_cast<std::int32_t*>(target)[i] = static_cast<std::int32_t>(from[i]);
+      } else {
+        reinterpret_cast<float*>(target)[i] = static_cast<float>(from[i]);
+      }
+    }
+    return {};
+  }
+
+  std::string name_of(std::int64_t index) const override {
+    if (samples_.rows_are_lines) {
+      return fmt::format("{}:{}", samples_.input_name, samples_.lines[static_cast<std::size_t>(index)]);
+    }
+    return fmt::format("{} sample {}", samples_.input_name, index);
+  }
+
+ private:
+  template <typename T>
+  void convert(const T* from, std::size_t count, float* out) const {
+    if (scale_.size() == 1) {
+      const float scale = scale_[0];
+      const float shift = shift_[0];
+      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<float>(from[i]) * scale + shift;
+      return;
+    }
+    const std::size_t channels = scale_.size();
+    for (std::size_t i = 0; i < count; i += channels) {
+      for (std::size_t c = 0; c < channels; ++c) out[i + c] = static_cast<float>(from[i + c]) * scale_[c] + shift_[c];
+    }
+  }
+
+  // The usual augmentation of small images: a window of the same size from the image with 4 zero pixels around it, and
+  // a mirror image half of the time.
+  void augmented(const SampleKey& key, float* out) const {
+    SampleRandom random(key);
+    const std::int64_t height = spec_.input_shape[0];
+    const std::int64_t width = spec_.input_shape[1];
+    const auto channels = static_cast<std::int64_t>(scale_.size());
+    const std::int64_t top = options_.crop ? random.below(9) - 4 : 0;
+    const std::int64_t left = options_.crop ? random.below(9) - 4 : 0;
+    const bool mirror = options_.flip && (random.next() >> 63) != 0;
+    const std::int64_t base = key.index * spec_.input_count();
+    for (std::int64_t y = 0; y < height; ++y) {
+      for (std::int64_t x = 0; x < width; ++x) {
+        const std::int64_t sy = y + top;
+        const std::int64_t sx = (mirror ? width - 1 - x : x) + left;
+        const bool inside = sy >= 0 && sy < height && sx >= 0 && sx < width;
+        for (std::int64_t c = 0; c < channels; ++c) {
+          float value = 0;  // the padding is black before normalising, as torchvision's RandomCrop on bytes has it
+          if (inside) {
+            const auto at = static_cast<std::size_t>(base + (sy * width + sx) * channels + c);
+            value = samples_.byte_inputs.empty() ? samples_.float_inputs[at]
+                                                 : static_cast<float>(samples_.byte_inputs[at]);
+          }
+          const auto channel = static_cast<std::size_t>(c);
+          *out++ = value * scale_[channel] + shift_[channel];
+        }
+      }
+    }
+  }
+
+  MemorySamples samples_;
+  SampleSpec spec_;
+  DatasetOptions options_;
+  std::vector<float> scale_, shift_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Dataset>> make_memory_dataset(MemorySamples samples, const DatasetOptions& options) {
+  SampleSpec spec;
+  spec.input_shape = samples.input_shape;
+  spec.target_shape = samples.target_shape;
+  if (samples.count == 0) return Error(Errc::invalid_argument, samples.input_name + ": no samples");
+  if (options.crop || options.flip) {
+    if (samples.input_shape.size() != 3) {
+      return Error(Errc::invalid_argument,
+                   samples.input_name + ": data.augment needs images (height x width x channels)");
+    }
+  }
+  const std::int64_t channels = samples.input_shape.size() == 3 ? samples.input_shape[2] : 1;
+  if (!options.mean.empty() && options.mean.size() != 1 &&
+      static_cast<std::int64_t>(options.mean.size()) != channels) {
+    return Error(Errc::invalid_argument, fmt::format("{}: data.normalize has {} numbers for {} channels",
+                                                     samples.input_name, options.mean.size(), channels));
+  }
+  if (options.target == TargetKind::values) {
+    spec.target_type = ElementType::f32;
+  } else {
+    spec.target_type = ElementType::i32;
+    const std::int64_t per_sample = spec.target_count();
+    double largest = -1;
+    for (std::size_t i = 0; i < samples.targets.size(); ++i) {
+      const double label = samples.targets[i];
+      const bool whole = std::floor(label) == label && std::fabs(label) < 2147483648.0;
+      if (!whole || label < 0 || (options.classes > 0 && label >= static_cast<double>(options.classes))) {
+        const std::int64_t row = static_cast<std::int64_t>(i) / per_sample;
+        const std::string where =
+            samples.rows_are_lines
+                ? fmt::format("{}:{}", samples.target_name, samples.lines[static_cast<std::size_t>(row)])
+                : fmt::format("{} sample {}", samples.target_name, row);
+        return Error(Errc::invalid_argument,
+                     fmt::format("{}: label {} is not a class number from 0 to {}", where, label,
+                                 options.classes > 0 ? options.classes - 1 : 2147483647));
+      }
+      largest = std::max(largest, label);
+    }
+    spec.classes = options.classes > 0 ? options.classes : static_cast<std::int64_t>(largest) + 1;
+  }
+  return std::unique_ptr<Dataset>(std::make_unique<MemoryDataset>(std::move(samples), std::move(spec), options));
+}
+
+}  // namespace ddprun::data
