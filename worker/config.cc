@@ -1,0 +1,247 @@
+#include "worker/config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "common/config.h"
+
+namespace ddprun::trainer {
+namespace {
+
+constexpr std::int64_t kMany = std::int64_t{1} << 40;
+constexpr double kHuge = std::numeric_limits<double>::max();
+
+void read_model(ConfigSection section, TrainerConfig& config) {
+  engine::ModelConfig& model = config.model;
+  model.name = section.choice("name", "", {"mlp", "linear", "resnet18", "resnet50", "gpt2"});
+  if (!section.has("name")) section.error("name", "is missing (mlp, linear, resnet18, resnet50 or gpt2)");
+  model.init = section.choice("init", "default", {"default", "zeros"}) == "zeros" ? engine::Init::zeros
+                                                                                   : engine::Init::standard;
+  model.stem = section.choice("stem", "imagenet", {"imagenet", "small"}) == "small" ? engine::Stem::small
+                                                                                    : engine::Stem::imagenet;
+  config.outputs_given = section.has("outputs") || section.has("classes");
+  model.outputs = section.integer("outputs", 10, 1, kMany);
+  model.outputs = section.integer("classes", model.outputs, 1, kMany);
+  if (section.has("outputs") && section.has("classes")) section.error("classes", "means the same as outputs; give one");
+  model.hidden = section.integers("hidden", {512, 512});
+  for (const std::int64_t width : model.hidden) {
+    if (width < 1) section.error("hidden", "needs widths of at least 1");
+  }
+  model.width = section.integer("width", 64, 1, 65536);
+  model.vocabulary = section.integer("vocabulary", 50257, 2, 65536);
+  model.context = section.integer("context", 1024, 1, 1 << 20);
+  model.layers = section.integer("layers", 12, 1, 1000);
+  model.heads = section.integer("heads", 12, 1, 1000);
+  model.embedding = section.integer("embedding", 768, 1, 1 << 20);
+  model.dropout = section.real("dropout", 0, 0, 0.999);
+  config.weights = section.path("weights", "");
+  config.train.frozen = section.texts("frozen", {});
+}
+
+data::DataPaths read_paths(ConfigSection section, const char* key) {
+  data::DataPaths paths;
+  if (!section.is_mapping(key)) {
+    paths.inputs = section.path(key, "");
+    return paths;
+  }
+  ConfigSection files = section.section(key);
+  paths.inputs = files.path("inputs", "");
+  paths.targets = files.path("targets", "");
+  if (paths.inputs.empty()) files.error("inputs", "is missing");
+  if (paths.targets.empty()) files.error("targets", "is missing");
+  return paths;
+}
+
+void read_data(ConfigSection section, DataConfig& data) {
+  data.format = section.choice("format", "", {"csv", "idx", "npy", "image_folder", "tokens", "synthetic"});
+  if (!section.has("format")) {
+    section.error("format", "is missing (csv, idx, npy, image_folder, tokens or synthetic)");
+  }
+  data.train = read_paths(section, "train");
+  data.validation = read_paths(section, "validation");
+  if (data.format != "synthetic" && data.train.empty()) section.error("train", "is missing: where are the data?");
+  if (data.format == "synthetic" && !data.train.empty()) section.error("train", "synthetic data have no file");
+  data.batch_size = section.integer("batch_size", 64, 1, 1 << 24);
+  data.shuffle = section.boolean("shuffle", true);
+  data.drop_last = section.boolean("drop_last", false);
+  data.num_workers = static_cast<int>(section.integer("num_workers", 2, 0, 1024));
+  data.prefetch_factor = static_cast<int>(section.integer("prefetch_factor", 2, 1, 1024));
+  if (section.has("prefetch_factor") && data.num_workers == 0) {
+    section.error("prefetch_factor", "needs data.num_workers of at least 1");
+  }
+  data.persistent_workers = section.boolean("persistent_workers", true);
+  data.pin_memory = section.boolean("pin_memory", true);
+  ConfigSection normalize = section.section("normalize");
+  data.mean = normalize.reals("mean", {});
+  data.std = normalize.reals("std", {});
+  if (data.mean.size() != data.std.size()) section.error("normalize", "mean and std need equally many numbers");
+  for (const double s : data.std) {
+    if (s <= 0) section.error("normalize", "std must be above 0");
+  }
+  for (const std::string& name : section.texts("augment", {})) {
+    if (name == "crop") {
+      data.crop = true;
+    } else if (name == "flip") {
+      data.flip = true;
+    } else {
+      section.error("augment", fmt::format("'{}' is not known (crop, flip)", name));
+    }
+  }
+  data.image_size = section.integer("image_size", 224, 1, 1 << 14);
+  data.sequence_length = section.integer("sequence_length", 1024, 1, 1 << 20);
+  data.samples = section.integer("samples", 1024, 1, kMany);
+  data.sample_shape = section.integers("sample_shape", {});
+  for (const std::int64_t extent : data.sample_shape) {
+    if (extent < 1) section.error("sample_shape", "needs extents of at least 1");
+  }
+  data.read_timeout = std::chrono::seconds(section.integer("read_timeout_s", 300, 1, 86400));
+}
+
+void read_loss(ConfigSection section, engine::LossConfig& loss) {
+  const std::string name = section.choice("name", "cross_entropy", {"cross_entropy", "mse"});
+  loss.kind = name == "mse" ? engine::LossKind::mse : engine::LossKind::cross_entropy;
+  loss.label_smoothing = section.real("label_smoothing", 0, 0, 0.999);
+  loss.ignore_index = section.integer("ignore_index", -100, -(std::int64_t{1} << 31), (std::int64_t{1} << 31) - 1);
+  if (loss.kind == engine::LossKind::mse && section.has("label_smoothing")) {
+    section.error("label_smoothing", "has no meaning for mse");
+  }
+}
+
+void read_optimizer(ConfigSection section, TrainerConfig& config) {
+  optim::OptimizerConfig& optimizer = config.optimizer;
+  const std::string name = section.choice("name", "sgd", {"sgd", "adamw"});
+  optimizer.kind = name == "adamw" ? optim::OptimizerKind::adamw : optim::OptimizerKind::sgd;
+  config.schedule.lr = section.real("lr", 0.1, 0, kHuge);
+  optimizer.momentum = section.real("momentum", 0, 0, 1);
+  optimizer.dampening = section.real("dampening", 0, 0, 1);
+  optimizer.weight_decay = section.real("weight_decay", 0, 0, kHuge);
+  optimizer.decay_matrices_only = section.boolean("decay_matrices_only", false);
+  optimizer.nesterov = section.boolean("nesterov", false);
+  if (optimizer.nesterov && (optimizer.momentum <= 0 || optimizer.dampening != 0)) {
+    section.error("nesterov", "needs momentum above 0 and no dampening");
+  }
+  const std::vector<double> betas = section.reals("betas", {0.9, 0.999});
+  if (betas.size() != 2 || betas[0] < 0 || betas[0] >= 1 || betas[1] < 0 || betas[1] >= 1) {
+    section.error("betas", "needs two numbers from 0 to below 1");
+  } else {
+    optimizer.beta1 = betas[0];
+    optimizer.beta2 = betas[1];
+  }
+  optimizer.eps = section.real("eps", 1e-8, 0, 1);
+  config.clip_grad_norm = section.real("clip_grad_norm", 0, 0, kHuge);
+}
+
+void read_schedule(ConfigSection section, optim::Schedule& schedule) {
+  const std::string name =
+      section.choice("name", "constant", {"constant", "cosine", "step", "multi_step", "linear"});
+  schedule.kind = name == "cosine"       ? optim::ScheduleKind::cosine
+                  : name == "step"       ? optim::ScheduleKind::step
+                  : name == "multi_step" ? optim::ScheduleKind::multi_step
+                  : name == "linear"     ? optim::ScheduleKind::linear
+                                         : optim::ScheduleKind::constant;
+  schedule.warmup_steps = section.integer("warmup_steps", 0, 0, kMany);
+  schedule.warmup_factor = section.real("warmup_factor", 0, 0, 1);
+  schedule.min_lr = section.real("min_lr", 0, 0, kHuge);
+  schedule.step_size = section.integer("step_size", 30, 1, kMany);
+  schedule.gamma = section.real("gamma", 0.1, 0, kHuge);
+  schedule.milestones = section.integers("milestones", {});
+  schedule.total_steps = section.integer("total_steps", 0, 0, kMany);
+}
+
+void read_train(ConfigSection section, TrainConfig& train) {
+  train.epochs = section.integer("epochs", 5, 1, kMany);
+  train.max_steps = section.integer("max_steps", 0, 0, kMany);
+  train.seed = static_cast<std::uint64_t>(section.integer("seed", 0, 0, std::numeric_limits<std::int64_t>::max()));
+  train.accumulate = section.integer("accumulate", 1, 1, 1 << 20);
+  train.activation_checkpointing = section.boolean("activation_checkpointing", false);
+  train.deterministic = section.boolean("deterministic", true);
+  train.on_nan = section.choice("on_nan", "stop", {"stop", "skip"}) == "skip" ? OnNan::skip : OnNan::stop;
+  train.memory_limit_mb = section.integer("memory_limit_mb", 0, 0, kMany);
+  train.step_delay = std::chrono::milliseconds(section.integer("step_delay_ms", 0, 0, 3'600'000));
+}
+
+void read_ddp(ConfigSection section, DdpConfig& ddp) {
+  ddp.reducer.bucket_cap_mb = section.real("bucket_cap_mb", 25, 0.001, 1e6);
+  ddp.reducer.first_bucket_mb = section.real("first_bucket_mb", 1, 0.001, 1e6);
+  ddp.reducer.overlap = section.boolean("overlap", true);
+  ddp.reducer.compression = section.text("compression", "none");
+  if (auto hook = ddp::make_hook(ddp.reducer.compression); !hook) {
+    section.error("compression", hook.error().message());
+  }
+  ddp.reducer.force_compression = section.boolean("force_compression", false);
+  ddp.sync_buffers =
+      section.choice("sync_buffers", "eval", {"eval", "step"}) == "step" ? SyncBuffers::step : SyncBuffers::eval;
+  ddp.backend = section.choice("backend", "auto", {"auto", "nccl", "cpu"});
+  ddp.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(section.real("timeout_s", 30, 0.1, 1e6) * 1000));
+}
+
+void read_precision(ConfigSection section, PrecisionConfig& precision) {
+  const std::string dtype = section.choice("dtype", "fp32", {"fp32", "bf16", "fp16"});
+  precision.dtype = dtype == "bf16"   ? engine::DType::bf16
+                    : dtype == "fp16" ? engine::DType::f16
+                                      : engine::DType::f32;
+  const std::string scaling = section.choice("loss_scaling", "auto", {"auto", "true", "false"});
+  precision.scale_loss = scaling == "true" || (scaling == "auto" && dtype == "fp16");
+  precision.scaler.scale = static_cast<float>(section.real("init_scale", 65536, 1e-30, 1e30));
+  precision.scaler.growth_interval = static_cast<std::int32_t>(section.integer("growth_interval", 2000, 1, 1 << 30));
+}
+
+TrainerConfig read_all(ConfigSection root) {
+  TrainerConfig config;
+  read_model(root.section("model"), config);
+  read_data(root.section("data"), config.data);
+  read_loss(root.section("loss", "name"), config.loss);
+  read_optimizer(root.section("optimizer"), config);
+  read_schedule(root.section("schedule", "name"), config.schedule);
+  read_train(root.section("train"), config.train);
+  read_ddp(root.section("ddp"), config.ddp);
+  read_precision(root.section("precision"), config.precision);
+
+  ConfigSection checkpoint = root.section("checkpoint");
+  config.checkpoint.dir = checkpoint.path("dir", "");
+  config.checkpoint.every_steps = checkpoint.integer("every_steps", 100, 0, kMany);
+  config.checkpoint.keep = checkpoint.integer("keep", 3, 1, kMany);
+  config.checkpoint.resume = checkpoint.path("resume", "auto");
+
+  ConfigSection log = root.section("log");
+  config.log.file = log.path("file", "train.log");
+  config.log.every_steps = log.integer("every_steps", 10, 1, kMany);
+  config.log.memory_check = log.boolean("memory_check", true);
+
+  ConfigSection output = root.section("output");
+  config.output.metrics = output.path("metrics", "");
+  config.output.params = output.path("params", "");
+  config.output.indices = output.path("indices", "");
+  config.output.tensorboard = output.path("tensorboard", "");
+  if (!config.output.params.empty() && config.model.name != "linear" && !config.model.name.empty()) {
+    output.error("params", "is for model.name linear; other models: see checkpoint.dir");
+  }
+  return config;
+}
+
+Result<TrainerConfig> finish(Result<Config> file, const std::vector<std::string>& overrides) {
+  if (!file) return std::move(file).error();
+  for (const std::string& assignment : overrides) {
+    auto done = file->override_value(assignment);
+    if (!done) return std::move(done).error();
+  }
+  TrainerConfig config = read_all(file->root());
+  auto good = file->finish();
+  if (!good) return std::move(good).error();
+  return config;
+}
+
+}  // namespace
+
+Result<TrainerConfig> load_config(const std::string& path, const std::vector<std::string>& overrides) {
+  return finish(Config::load(path), overrides);
+}
+
+Result<TrainerConfig> parse_config(const std::string& text, const std::string& name_for_errors,
+                                   const std::vector<std::string>& overrides) {
+  return finish(Config::parse(text, name_for_errors), overrides);
+}
+
+}  // namespace ddprun::trainer

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include "common/result.h"
+#include "worker/data/loader.h"
+#include "worker/plans.h"
+
+namespace ddprun::trainer {
+
+// Sums over samples, so that shares of several ranks add up to exact figures of the whole set.
+struct EvalCounts {
+  double loss_sum = 0;      // over targets
+  std::int64_t targets = 0;  // samples; tokens for language models
+  std::int64_t correct = 0;  // class with the largest output is the target; not counted for sequences
+  std::int64_t samples = 0;
+
+  double loss() const { return targets > 0 ? loss_sum / static_cast<double>(targets) : 0; }
+  double accuracy() const { return samples > 0 ? static_cast<double>(correct) / static_cast<double>(samples) : 0; }
+};
+
+// This rank's part of the validation set: samples rank, rank + W, ...; no sample twice, however the set divides.
+// No collective inside.
+Result<EvalCounts> evaluate_share(const data::Dataset& dataset, data::Loader& loader, Plans& plans,
+                                  const engine::LossConfig& loss, std::int64_t rank, std::int64_t world_size);
+
+}  // namespace ddprun::trainer

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/result.h"
+
+namespace ddprun::trainer {
+
+// What this process holds. Taken once an epoch: nothing of it may grow.
+struct ResourceUse {
+  std::int64_t rss_bytes = 0;
+  std::int64_t arena_bytes = 0;  // parameters, gradients, activations: exact
+  std::int64_t device_bytes = 0;
+  std::int64_t descriptors = 0;
+  std::int64_t threads = 0;
+};
+
+// Reads /proc/self; arena and device bytes are the caller's to fill in.
+Result<ResourceUse> measure_resources();
+std::int64_t resident_bytes();  // cheap enough for every step; 0 if /proc cannot be read
+
+// "" if nothing grew, else what did and by how much. Memory may move by 2 % + 8 MB: allocators keep what they free.
+std::string growth(const ResourceUse& before, const ResourceUse& now);
+std::string describe(const ResourceUse& use);  // "31.2 MB in use: arena 12.0 MB, ..."
+
+}  // namespace ddprun::trainer

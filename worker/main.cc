@@ -1,0 +1,61 @@
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "common/exit_code.h"
+#include "common/log.h"
+#include "common/options.h"
+#include "common/worker_env.h"
+#include "worker/config.h"
+#include "worker/options.h"
+#include "worker/stop_signal.h"
+#include "worker/train_loop.h"
+
+namespace ddprun::trainer {
+namespace {
+
+int usage_error(const std::string& message) {
+  std::fprintf(stderr, "trainer: %s\n", message.c_str());
+  return exit_code::kUsage;
+}
+
+int run(const std::vector<std::string>& arguments) {
+  const OptionTable& table = option_table();
+  auto options = table.parse(arguments, process_environment());
+  if (!options) return usage_error(options.error().message());
+  if (options->flag("help")) {
+    std::fputs(table.help().c_str(), stdout);
+    return exit_code::kOk;
+  }
+  if (options->flag("version")) {
+    std::printf("%s\n", version_text("trainer").c_str());
+    return exit_code::kOk;
+  }
+  // Before any other thread is started: they must inherit the blocked signals.
+  auto stop = StopSignal::create();
+  if (!stop) return usage_error(stop.error().message());
+  auto env = from_environment(process_environment());
+  if (!env) return usage_error(env.error().message());
+  auto config = config_from_options(*options);
+  if (!config) {
+    // Every rank reads the same file: one of each node says what is wrong with it.
+    if (env->local_rank.value == 0) {
+      write_error_file(env->error_file, config.error().message(), exit_code::kUsage);
+      return usage_error(config.error().message());
+    }
+    return exit_code::kUsage;
+  }
+  if (options->flag("check")) {
+    std::printf("%s: good\n", options->text("config").c_str());
+    return exit_code::kOk;
+  }
+  return train(*config, *env, **stop);
+}
+
+}  // namespace
+}  // namespace ddprun::trainer
+
+int main(int argc, char** argv) {
+  ddprun::log_init("trainer", ddprun::LogLevel::info);
+  return ddprun::trainer::run(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "common/clock.h"
+#include "worker/metrics.h"
+
+namespace ddprun::trainer {
+
+struct ProgressState {
+  std::int64_t epoch = 0, epochs = 1;         // from 0
+  std::int64_t step = 0, steps_in_epoch = 0;  // within the epoch, from 1
+  double loss = 0, lr = 0;
+  double samples_per_s = 0;
+  double tokens_per_s = 0;  // 0: not a language model
+  double eta_s = 0;         // of the whole run
+};
+
+std::string format_duration(double seconds);                    // "0:07", "12:34", "3:04:05"
+std::string progress_line(const ProgressState& state);          // one plain line
+std::string progress_bar(const ProgressState& state, int width);  // fits `width` columns, no newline
+
+// Rank 0's words: to the screen, and with a time stamp to the log file. On a terminal a bar stands below the lines.
+class Reporter {
+ public:
+  // log_path empty: no file. A file that cannot be written is said once and done without. `quiet` ranks say nothing.
+  Reporter(const std::string& log_path, bool quiet);
+  ~Reporter();
+  Reporter(const Reporter&) = delete;
+  Reporter& operator=(const Reporter&) = delete;
+
+  void line(std::string_view text);
+  // Redraws the bar (terminal; at most 10 times a second).
+  void bar(const ProgressState& state);
+  bool has_bar() const { return terminal_; }
+
+ private:
+  void clear_bar();
+
+  bool quiet_;
+  bool terminal_ = false;  // stderr is one
+  bool bar_shown_ = false;
+  TimePoint last_bar_{};
+  std::optional<LineFile> log_;
+};
+
+}  // namespace ddprun::trainer

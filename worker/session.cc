@@ -1,0 +1,382 @@
+#include "worker/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "worker/agree.h"
+#include "worker/checkpoint/crc32c.h"
+#include "worker/comm/factory.h"
+#include "worker/ddp/sync_metrics.h"
+#include "worker/weights.h"
+
+namespace ddprun::trainer {
+namespace {
+
+comm::DType comm_type(engine::DType dtype) {
+  // The two enumerations have the same members in the same order.
+  static_assert(static_cast<int>(engine::DType::i64) == static_cast<int>(comm::DType::i64) &&
+                static_cast<int>(engine::DType::bf16) == static_cast<int>(comm::DType::bf16));
+  return static_cast<comm::DType>(dtype);
+}
+
+Result<std::unique_ptr<data::Dataset>> open_data(const TrainerConfig& config, bool training) {
+  data::DatasetOptions options;
+  options.format = config.data.format;
+  options.paths = training ? config.data.train : config.data.validation;
+  options.target = config.loss.kind == engine::LossKind::mse ? data::TargetKind::values : data::TargetKind::classes;
+  if (config.model.name == "gpt2") {
+    options.classes = config.model.vocabulary;
+  } else if (config.outputs_given) {
+    options.classes = config.model.outputs;
+  }
+  options.training = training;
+  options.mean = config.data.mean;
+  options.std = config.data.std;
+  options.crop = config.data.crop;
+  options.flip = config.data.flip;
+  options.image_size = config.data.image_size;
+  options.sequence_length = config.data.sequence_length;
+  options.synthetic_samples = config.data.samples;
+  options.synthetic_shape = config.data.sample_shape;
+  if (options.synthetic_shape.empty() && config.model.name.rfind("resnet", 0) == 0) {
+    options.synthetic_shape = {config.data.image_size, config.data.image_size, 3};
+  } else if (options.synthetic_shape.empty() && config.model.name != "gpt2") {
+    options.synthetic_shape = {784};
+  }
+  return data::open_dataset(options);
+}
+
+// What the model takes from the data: features, channels, image size, classes.
+Result<void> fit_model(TrainerConfig& config, const data::SampleSpec& spec) {
+  engine::ModelConfig& model = config.model;
+  const bool image_model = model.name.rfind("resnet", 0) == 0;
+  const bool token_model = model.name == "gpt2";
+  if (token_model != (spec.input_type == data::ElementType::i32)) {
+    return Error(Errc::invalid_argument, fmt::format("model {} does not fit data.format {}: one has tokens, the other "
+                                                     "numbers",
+                                                     model.name, config.data.format));
+  }
+  if (token_model) {
+    model.sequence_length = config.data.sequence_length;
+    return {};
+  }
+  if (image_model) {
+    if (spec.input_shape.size() != 3 || spec.input_shape[0] != spec.input_shape[1]) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("model {} needs square images (height x width x channels)", model.name));
+    }
+    model.image_size = spec.input_shape[0];
+    model.channels = spec.input_shape[2];
+  } else {
+    model.inputs = spec.input_count();
+  }
+  if (config.loss.kind == engine::LossKind::mse) {
+    if (!config.outputs_given) model.outputs = spec.target_count();
+    if (model.outputs != spec.target_count()) {
+      return Error(Errc::invalid_argument, fmt::format("model.outputs is {}, but the data have {} target(s) a sample",
+                                                       model.outputs, spec.target_count()));
+    }
+  } else if (spec.target_count() != 1) {
+    return Error(Errc::invalid_argument, fmt::format("cross_entropy needs one class a sample, the data have {}",
+                                                     spec.target_count()));
+  } else if (!config.outputs_given) {
+    model.outputs = spec.classes;
+  }
+  return {};
+}
+
+std::vector<ddp::ParameterInfo> parameter_infos(const engine::ParameterStore& store) {
+  std::vector<ddp::ParameterInfo> infos;
+  for (const engine::Parameter& p : store.parameters()) {
+    const auto extents = p.shape.extents();
+    infos.push_back(ddp::ParameterInfo{p.name, {extents.begin(), extents.end()}, comm_type(p.dtype), p.count()});
+  }
+  return infos;
+}
+
+std::vector<comm::Block> state_blocks(const engine::ParameterStore& store, bool buffers_only) {
+  std::vector<comm::Block> blocks;
+  for (const engine::Parameter& p : store.parameters()) {
+    if (!buffers_only || p.buffer) blocks.push_back(comm::Block{p.data, p.count(), comm_type(p.dtype)});
+  }
+  return blocks;
+}
+
+data::LoaderOptions loader_options(const TrainerConfig& config) {
+  data::LoaderOptions options;
+  options.batch_size = config.data.batch_size;
+  options.num_workers = config.data.num_workers;
+  options.prefetch_factor = config.data.prefetch_factor;
+  options.persistent_workers = config.data.persistent_workers;
+  options.seed = config.train.seed;
+  options.timeout = config.data.read_timeout;
+  return options;
+}
+
+// Phase 1 on each rank: no collective inside.
+Result<void> open_local(Session& s) {
+  auto train = open_data(s.config, true);
+  if (!train) return std::move(train).error().with_context("data.train");
+  s.train_data = std::move(*train);
+  if (!s.config.data.validation.empty()) {
+    auto validation = open_data(s.config, false);
+    if (!validation) return std::move(validation).error().with_context("data.validation");
+    s.validation_data = std::move(*validation);
+  }
+  auto fits = fit_model(s.config, s.train_data->spec());
+  if (!fits) return fits;
+  if (s.validation_data != nullptr) {
+    const data::SampleSpec& a = s.train_data->spec();
+    const data::SampleSpec& b = s.validation_data->spec();
+    if (a.input_shape != b.input_shape || a.target_shape != b.target_shape ||
+        (b.classes > a.classes && !s.config.outputs_given)) {
+      return Error(Errc::invalid_argument, "data.validation: its samples are not like those of data.train");
+    }
+  }
+  data::SamplerOptions sampling;
+  sampling.samples = s.train_data->size();
+  sampling.world_size = s.world_size();
+  sampling.rank = s.rank();
+  sampling.shuffle = s.config.data.shuffle;
+  sampling.drop_last = s.config.data.drop_last;
+  sampling.seed = s.config.train.seed;
+  s.sampler = std::make_unique<data::DistributedSampler>(sampling);
+  if (s.sampler->samples_per_rank() == 0) {
+    return Error(Errc::invalid_argument, fmt::format("{} training samples leave nothing for each of {} ranks with "
+                                                     "data.drop_last; use fewer ranks",
+                                                     sampling.samples, sampling.world_size));
+  }
+  auto kernels = engine::make_cpu_kernels(s.config.precision.dtype);
+  if (!kernels) return std::move(kernels).error();
+  s.kernels = std::move(*kernels);
+  auto model = engine::build_model(s.config.model, s.config.loss, s.config.data.batch_size);
+  if (!model) return std::move(model).error().with_context("model");
+  auto store = engine::ParameterStore::create(model->graph, *s.kernels, s.config.train.frozen);
+  if (!store) return std::move(store).error().with_context("model.frozen");
+  s.store = std::move(*store);
+  engine::initialise(s.config.model, *s.store, s.config.train.seed);
+  if (!s.config.weights.empty() && s.is_root()) {
+    auto loaded = load_weights(s.config.weights, *s.store);
+    if (!loaded) return std::move(loaded).error().with_context("model.weights");
+  }
+  s.plans = std::make_unique<Plans>(s.config.model, s.config.loss, *s.store, s.config.train.activation_checkpointing);
+  s.train_loader = std::make_unique<data::Loader>(*s.train_data, loader_options(s.config));
+  if (s.validation_data != nullptr) {
+    s.validation_loader = std::make_unique<data::Loader>(*s.validation_data, loader_options(s.config));
+  }
+  s.scaler = s.config.precision.scale_loss ? optim::GradScaler(s.config.precision.scaler)
+                                           : optim::GradScaler({.scale = 1, .growth_interval = 1 << 30});
+  return {};
+}
+
+Result<void> make_reducer(Session& s) {
+  const std::int64_t batch = std::min(s.config.data.batch_size, s.sampler->samples_per_rank());
+  auto planned = s.plans->get(batch, /*training=*/true);
+  auto ready = s.together(planned ? Result<void>() : Result<void>(planned.error()));
+  if (!ready) return ready;
+  std::vector<ddp::ParamId> order;
+  for (const engine::ParamId id : (*planned)->plan->ready_order()) order.push_back(id.index);
+  auto reducer = ddp::Reducer::create(*s.communicator, parameter_infos(*s.store), order, s.config.ddp.reducer);
+  if (!reducer) return std::move(reducer).error();
+  s.reducer = std::move(*reducer);
+  for (const ddp::ParamId id : order) s.store->set_gradient(engine::ParamId{id}, s.reducer->gradient_bytes(id));
+  auto optimizer = optim::Optimizer::create(s.config.optimizer, *s.store);
+  if (optimizer) s.optimizer = std::move(*optimizer);
+  return s.together(optimizer ? Result<void>() : Result<void>(optimizer.error()));
+}
+
+Result<std::optional<checkpoint::LoadedCheckpoint>> choose_checkpoint(Session& s) {
+  const CheckpointConfig& config = s.config.checkpoint;
+  std::optional<checkpoint::LoadedCheckpoint> chosen;
+  if (!config.dir.empty()) {
+    auto directory = checkpoint::CheckpointDirectory::open(config.dir);
+    if (!directory) return std::move(directory).error().with_context("checkpoint.dir");
+    s.directory = std::make_unique<checkpoint::CheckpointDirectory>(std::move(*directory));
+  }
+  const bool automatic = config.resume == "auto";
+  if (automatic && s.directory != nullptr) {
+    auto newest = checkpoint::load_newest(*s.directory);
+    if (!newest) return std::move(newest).error();
+    s.notes = newest->damage;
+    chosen = std::move(newest->checkpoint);
+  }
+  if (!automatic && s.directory != nullptr) {
+    auto steps = s.directory->steps();
+    if (!steps) return std::move(steps).error();
+    if (!steps->empty()) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("checkpoint.dir {} already has checkpoints up to step {}, and checkpoint.resume is {}: "
+                               "use resume: auto to go on from them, or another folder",
+                               config.dir, steps->back(), config.resume));
+    }
+  }
+  if (!automatic && config.resume != "none") {
+    std::string folder = config.resume;
+    std::error_code ignored;
+    if (std::filesystem::exists(folder + "/latest", ignored)) folder += "/latest";
+    auto loaded = checkpoint::load_checkpoint(folder);
+    if (!loaded) return std::move(loaded).error().with_context("checkpoint.resume");
+    chosen = std::move(*loaded);
+  }
+  if (chosen) s.notes.push_back(fmt::format("resumed from {} at step {}", chosen->folder, chosen->state.step));
+  return chosen;
+}
+
+// Rank 0: finds the checkpoint, if there is one, and puts it into model, optimizer and state.
+Result<void> restore(Session& s) {
+  s.state.samples = s.train_data->size();
+  s.state.seed = s.config.train.seed;
+  s.state.world_size = s.world_size();
+  s.state.scale = static_cast<float>(s.scaler.scale());
+  auto chosen = choose_checkpoint(s);
+  if (!chosen) return std::move(chosen).error();
+  if (!*chosen) return {};
+  const checkpoint::LoadedCheckpoint& loaded = **chosen;
+  if (loaded.state.samples != s.train_data->size()) {
+    return Error(Errc::invalid_argument,
+                 fmt::format("{} was made with {} training samples, data.train has {}: its place in the epoch means "
+                             "nothing here",
+                             loaded.folder, loaded.state.samples, s.train_data->size()));
+  }
+  if (loaded.state.seed != s.config.train.seed) {
+    return Error(Errc::invalid_argument, fmt::format("{} was made with train.seed {}, the configuration says {}",
+                                                     loaded.folder, loaded.state.seed, s.config.train.seed));
+  }
+  auto done = restore_model(loaded.model, *s.store);
+  if (!done) return std::move(done).error().with_context(loaded.folder + "/" + checkpoint::kModelFile);
+  done = restore_optimizer(loaded.optimizer, *s.optimizer);
+  if (!done) return std::move(done).error().with_context(loaded.folder + "/" + checkpoint::kOptimizerFile);
+  s.state = loaded.state;
+  s.resumed = true;
+  return {};
+}
+
+// Rank 0's state.json to all.
+Result<void> share_state(Session& s) {
+  std::vector<std::int32_t> words;
+  std::int64_t head[2] = {0, s.resumed ? 1 : 0};
+  std::string text;
+  if (s.is_root()) {
+    text = checkpoint::to_json(s.state);
+    head[0] = static_cast<std::int64_t>(text.size());
+  }
+  auto sent = s.communicator->broadcast(comm::Block{head, 2, comm::DType::i64}, 0).wait();
+  if (!sent) return sent;
+  words.resize((static_cast<std::size_t>(head[0]) + 3) / 4);
+  if (s.is_root()) std::memcpy(words.data(), text.data(), text.size());
+  sent = s.communicator->broadcast(comm::Block{words.data(), words.size(), comm::DType::i32}, 0).wait();
+  if (!sent) return sent;
+  auto state = checkpoint::state_from_json(
+      std::string(reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(head[0])));
+  if (!state) return std::move(state).error().with_context("state from rank 0");
+  s.state = std::move(*state);
+  s.resumed = head[1] != 0;
+  if (s.resumed) {
+    s.optimizer->set_steps(s.state.optimizer_steps);
+    optim::GradScaler::State scaler = s.scaler.state();
+    scaler.scale = s.state.scale;
+    scaler.growth_tracker = s.state.growth_tracker;
+    if (s.config.precision.scale_loss) s.scaler = optim::GradScaler(scaler);
+  }
+  return {};
+}
+
+std::vector<checkpoint::TensorShape> model_tensors(const engine::ParameterStore& store) {
+  std::vector<checkpoint::TensorShape> tensors;
+  for (const engine::Parameter& p : store.parameters()) {
+    const auto extents = p.shape.extents();
+    tensors.push_back({p.name, tensor_type(p.dtype), {extents.begin(), extents.end()}, p.size_bytes()});
+  }
+  return tensors;
+}
+
+std::vector<checkpoint::TensorShape> optimizer_tensors(optim::Optimizer& optimizer) {
+  std::vector<checkpoint::TensorShape> tensors;
+  for (const optim::StateTensor& t : optimizer.state()) {
+    const auto extents = t.shape.extents();
+    tensors.push_back({optimizer_tensor_name(t),
+                       tensor_type(t.dtype),
+                       {extents.begin(), extents.end()},
+                       static_cast<std::size_t>(t.shape.count()) * engine::size_of(t.dtype)});
+  }
+  return tensors;
+}
+
+}  // namespace
+
+Result<void> Session::together(Result<void> mine) {
+  Agreement agreement = agree(*communicator, std::move(mine));
+  said_elsewhere = said_elsewhere || agreement.said_elsewhere;
+  return std::move(agreement.result);
+}
+
+Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env,
+                                              bool& said_elsewhere) {
+  auto session = std::make_unique<Session>();
+  Session& s = *session;
+  s.config = config;
+  s.env = env;
+  comm::CommOptions options;
+  auto backend = comm::parse_backend(config.ddp.backend);
+  if (!backend) return std::move(backend).error();
+  options.backend = *backend;
+  options.timeout = config.ddp.timeout;
+  auto communicator = comm::make_communicator(env, options);
+  if (!communicator) return std::move(communicator).error();
+  s.communicator = std::move(*communicator);
+
+  Result<void> done = s.together(open_local(s));
+  if (done) done = make_reducer(s);
+  if (done) done = s.together(s.is_root() ? restore(s) : Result<void>());
+  if (done) done = share_state(s);
+  if (done) done = ddp::broadcast_state(*s.communicator, state_blocks(*s.store, /*buffers_only=*/false));
+  if (done) {
+    s.store->refresh_mirrors();
+    if (s.resumed) {
+      std::vector<comm::Block> blocks;
+      for (const optim::StateTensor& t : s.optimizer->state()) {
+        blocks.push_back(comm::Block{t.data, static_cast<std::size_t>(t.shape.count()), comm_type(t.dtype)});
+      }
+      done = ddp::broadcast_state(*s.communicator, blocks);
+    }
+  }
+  if (done) done = ddp::check_equal(*s.communicator, "training samples", s.train_data->size());
+  said_elsewhere = s.said_elsewhere;
+  if (!done) return std::move(done).error();
+  if (s.directory != nullptr) {
+    s.writer = std::make_unique<checkpoint::CheckpointWriter>(*s.directory, s.config.checkpoint.keep,
+                                                              model_tensors(*s.store), optimizer_tensors(*s.optimizer));
+  }
+  return session;
+}
+
+Result<void> broadcast_buffers(Session& session) {
+  const std::vector<comm::Block> blocks = state_blocks(*session.store, /*buffers_only=*/true);
+  if (blocks.empty()) return {};
+  return ddp::broadcast_state(*session.communicator, blocks);
+}
+
+std::uint32_t parameter_checksum(const Session& session) {
+  std::uint32_t crc = 0;
+  std::vector<std::byte> host;
+  for (const engine::Parameter& p : session.store->parameters()) {
+    if (p.buffer) continue;
+    host.resize(p.size_bytes());
+    session.store->read(p.id, host.data());
+    crc = checkpoint::crc32c(host, crc);
+  }
+  return crc;
+}
+
+void start_save(Session& session) {
+  const std::vector<std::byte*>& places = session.writer->begin();
+  std::size_t at = 0;
+  for (const engine::Parameter& p : session.store->parameters()) session.store->read(p.id, places[at++]);
+  for (const optim::StateTensor& t : session.optimizer->state()) session.optimizer->read(t, places[at++]);
+  session.writer->submit(session.state);
+}
+
+}  // namespace ddprun::trainer

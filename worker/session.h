@@ -1,0 +1,62 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/result.h"
+#include "common/worker_env.h"
+#include "worker/checkpoint/writer.h"
+#include "worker/comm/communicator.h"
+#include "worker/config.h"
+#include "worker/data/distributed_sampler.h"
+#include "worker/data/loader.h"
+#include "worker/ddp/reducer.h"
+#include "worker/kernels/kernels.h"
+#include "worker/optim/optimizer.h"
+#include "worker/plans.h"
+
+namespace ddprun::trainer {
+
+// All that one rank's run is made of, in the order in which it is made and given up.
+struct Session {
+  TrainerConfig config;
+  WorkerEnv env;
+  std::unique_ptr<comm::Communicator> communicator;
+  std::unique_ptr<engine::Kernels> kernels;
+  std::unique_ptr<data::Dataset> train_data, validation_data;
+  std::unique_ptr<engine::ParameterStore> store;
+  std::unique_ptr<Plans> plans;
+  std::unique_ptr<ddp::Reducer> reducer;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<data::Loader> train_loader, validation_loader;
+  std::unique_ptr<data::DistributedSampler> sampler;
+  std::unique_ptr<checkpoint::CheckpointDirectory> directory;  // rank 0, if checkpoint.dir is set
+  std::unique_ptr<checkpoint::CheckpointWriter> writer;        // the same
+  checkpoint::TrainState state;
+  optim::GradScaler scaler;
+  bool resumed = false;
+  std::vector<std::string> notes;  // what rank 0 has to say about the start
+
+  bool said_elsewhere = false;  // the error that ends this run is printed by another rank
+
+  int rank() const { return communicator->rank(); }
+  int world_size() const { return communicator->world_size(); }
+  bool is_root() const { return rank() == 0; }
+  // Every rank's part of a phase is done: see agree().
+  Result<void> together(Result<void> mine);
+};
+
+// Collective: data, model, initial or resumed state, equal on all ranks afterwards.
+// said_elsewhere: the error is one that another rank prints.
+Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, bool& said_elsewhere);
+
+// Rank 0's buffers (running statistics) to all. Collective.
+Result<void> broadcast_buffers(Session& session);
+// CRC-32C over all trainable parameters, to compare ranks.
+std::uint32_t parameter_checksum(const Session& session);
+// Rank 0: copies parameters, buffers and optimizer state, and starts the save of `session.state`.
+void start_save(Session& session);
+
+}  // namespace ddprun::trainer

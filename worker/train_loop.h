@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+
+#include "common/result.h"
+#include "common/worker_env.h"
+#include "worker/config.h"
+#include "worker/stop_signal.h"
+
+namespace ddprun::trainer {
+
+// Trains from the newest checkpoint or from the beginning to the end, as one rank of `env`. Gives the process's exit
+// code (common/exit_code.h): 0; 75 after a stop signal with the state saved; 128 + N after a signal when there is no
+// checkpoint.dir; 78 what a retry cannot mend (data, checkpoints, a loss that is not finite); 1 the rest. Whatever went
+// wrong has been said on stderr when it returns, by one rank.
+int train(const TrainerConfig& config, const WorkerEnv& env, StopSignal& stop);
+
+// The failure as torch elastic's error file (TORCHELASTIC_ERROR_FILE), so that the launcher's report can quote it.
+void write_error_file(const std::string& path, const std::string& message, int exit_code);
+
+}  // namespace ddprun::trainer

@@ -1,0 +1,142 @@
+#include "worker/weights.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "common/check.h"
+
+namespace ddprun::trainer {
+namespace {
+
+using checkpoint::TensorType;
+using checkpoint::TensorView;
+
+std::string shape_text(std::span<const std::int64_t> shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+bool same_shape(const TensorView& tensor, const engine::Shape& shape) {
+  const auto extents = shape.extents();
+  return std::equal(tensor.shape.begin(), tensor.shape.end(), extents.begin(), extents.end());
+}
+
+float half_to_float(std::uint16_t h) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(h & 0x8000U) << 16;
+  const std::uint32_t exponent = (h >> 10) & 0x1FU;
+  const std::uint32_t fraction = h & 0x3FFU;
+  if (exponent == 0) {
+    const float value = std::ldexp(static_cast<float>(fraction), -24);
+    return sign != 0 ? -value : value;
+  }
+  if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000U | (fraction << 13));
+  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
+}
+
+Result<std::vector<float>> to_floats(const TensorView& tensor) {
+  const std::size_t count = tensor.bytes.size() / checkpoint::size_of(tensor.type);
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::byte* p = tensor.bytes.data() + i * checkpoint::size_of(tensor.type);
+    switch (tensor.type) {
+      case TensorType::f32: std::memcpy(&values[i], p, 4); break;
+      case TensorType::f64: {
+        double v = 0;
+        std::memcpy(&v, p, 8);
+        values[i] = static_cast<float>(v);
+        break;
+      }
+      case TensorType::f16:
+      case TensorType::bf16: {
+        std::uint16_t v = 0;
+        std::memcpy(&v, p, 2);
+        values[i] = tensor.type == TensorType::f16 ? half_to_float(v)
+                                                   : std::bit_cast<float>(static_cast<std::uint32_t>(v) << 16);
+        break;
+      }
+      default: return Error(Errc::invalid_argument, fmt::format("is of type {}", checkpoint::name_of(tensor.type)));
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+TensorType tensor_type(engine::DType dtype) {
+  switch (dtype) {
+    case engine::DType::f32: return TensorType::f32;
+    case engine::DType::f64: return TensorType::f64;
+    case engine::DType::bf16: return TensorType::bf16;
+    case engine::DType::f16: return TensorType::f16;
+    case engine::DType::i32: return TensorType::i32;
+    case engine::DType::i64: return TensorType::i64;
+  }
+  CHECK(false, "a DType that is not in the table");
+  return TensorType::f32;
+}
+
+std::string optimizer_tensor_name(const optim::StateTensor& tensor) { return tensor.kind + "." + tensor.parameter; }
+
+Result<void> restore_model(const checkpoint::SafetensorsFile& file, engine::ParameterStore& store) {
+  for (const engine::Parameter& parameter : store.parameters()) {
+    const TensorView* tensor = file.find(parameter.name);
+    if (tensor == nullptr) {
+      return Error(Errc::invalid_argument, fmt::format("has no tensor '{}': it is of another model", parameter.name));
+    }
+    if (!same_shape(*tensor, parameter.shape) || tensor->type != tensor_type(parameter.dtype)) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("tensor '{}' is {} {}, the model has {} {}", parameter.name,
+                               checkpoint::name_of(tensor->type), shape_text(tensor->shape),
+                               engine::name_of(parameter.dtype), parameter.shape.to_string()));
+    }
+    store.write(parameter.id, tensor->bytes.data());
+  }
+  return {};
+}
+
+Result<void> restore_optimizer(const checkpoint::SafetensorsFile& file, optim::Optimizer& optimizer) {
+  for (const optim::StateTensor& state : optimizer.state()) {
+    const std::string name = optimizer_tensor_name(state);
+    const TensorView* tensor = file.find(name);
+    if (tensor == nullptr) {
+      return Error(Errc::invalid_argument, fmt::format("has no tensor '{}': it is of another optimizer", name));
+    }
+    if (!same_shape(*tensor, state.shape) || tensor->type != tensor_type(state.dtype)) {
+      return Error(Errc::invalid_argument, fmt::format("tensor '{}' does not fit this optimizer", name));
+    }
+    optimizer.write(state, tensor->bytes.data());
+  }
+  return {};
+}
+
+Result<void> load_weights(const std::string& path, engine::ParameterStore& store) {
+  auto file = checkpoint::SafetensorsFile::open(path);
+  if (!file) return std::move(file).error();
+  for (const engine::Parameter& parameter : store.parameters()) {
+    if (parameter.dtype == engine::DType::i64) continue;  // counters start anew
+    constexpr std::string_view kPrefix = "transformer.";
+    const TensorView* tensor = file->find(parameter.name);
+    if (tensor == nullptr && parameter.name.rfind(kPrefix, 0) == 0) {
+      tensor = file->find(parameter.name.substr(kPrefix.size()));
+    }
+    if (tensor == nullptr) {
+      return Error(Errc::invalid_argument, fmt::format("{}: has no tensor '{}'", path, parameter.name));
+    }
+    if (!same_shape(*tensor, parameter.shape)) {
+      return Error(Errc::invalid_argument, fmt::format("{}: tensor '{}' is {}, the model has {}", path, parameter.name,
+                                                       shape_text(tensor->shape), parameter.shape.to_string()));
+    }
+    auto values = to_floats(*tensor);
+    if (!values) {
+      return std::move(values).error().with_context(fmt::format("{}: tensor '{}'", path, parameter.name));
+    }
+    store.write_f32(parameter.id, *values);
+  }
+  return {};
+}
+
+}  // namespace ddprun::trainer
