@@ -17,8 +17,8 @@ void read_model(ConfigSection section, TrainerConfig& config) {
   engine::ModelConfig& model = config.model;
   model.name = section.choice("name", "", {"mlp", "linear", "resnet18", "resnet50", "gpt2"});
   if (!section.has("name")) section.error("name", "is missing (mlp, linear, resnet18, resnet50 or gpt2)");
-  model.init = section.choice("init", "default", {"default", "zeros"}) == "zeros" ? engine::Init::zeros
-                                                                                   : engine::Init::standard;
+  model.init =
+      section.choice("init", "default", {"default", "zeros"}) == "zeros" ? engine::Init::zeros : engine::Init::standard;
   model.stem = section.choice("stem", "imagenet", {"imagenet", "small"}) == "small" ? engine::Stem::small
                                                                                     : engine::Stem::imagenet;
   config.outputs_given = section.has("outputs") || section.has("classes");
@@ -134,8 +134,7 @@ void read_optimizer(ConfigSection section, TrainerConfig& config) {
 }
 
 void read_schedule(ConfigSection section, optim::Schedule& schedule) {
-  const std::string name =
-      section.choice("name", "constant", {"constant", "cosine", "step", "multi_step", "linear"});
+  const std::string name = section.choice("name", "constant", {"constant", "cosine", "step", "multi_step", "linear"});
   schedule.kind = name == "cosine"       ? optim::ScheduleKind::cosine
                   : name == "step"       ? optim::ScheduleKind::step
                   : name == "multi_step" ? optim::ScheduleKind::multi_step
@@ -179,9 +178,7 @@ void read_ddp(ConfigSection section, DdpConfig& ddp) {
 
 void read_precision(ConfigSection section, PrecisionConfig& precision) {
   const std::string dtype = section.choice("dtype", "fp32", {"fp32", "bf16", "fp16"});
-  precision.dtype = dtype == "bf16"   ? engine::DType::bf16
-                    : dtype == "fp16" ? engine::DType::f16
-                                      : engine::DType::f32;
+  precision.dtype = dtype == "bf16" ? engine::DType::bf16 : dtype == "fp16" ? engine::DType::f16 : engine::DType::f32;
   const std::string scaling = section.choice("loss_scaling", "auto", {"auto", "true", "false"});
   precision.scale_loss = scaling == "true" || (scaling == "auto" && dtype == "fp16");
   precision.scaler.scale = static_cast<float>(section.real("init_scale", 65536, 1e-30, 1e30));

@@ -10,7 +10,7 @@ namespace ddprun::trainer {
 
 // Sums over samples, so that shares of several ranks add up to exact figures of the whole set.
 struct EvalCounts {
-  double loss_sum = 0;      // over targets
+  double loss_sum = 0;       // over targets
   std::int64_t targets = 0;  // samples; tokens for language models
   std::int64_t correct = 0;  // class with the largest output is the target; not counted for sequences
   std::int64_t samples = 0;

@@ -33,7 +33,8 @@ class LineFile {
   const std::string& path() const { return path_; }
 
  private:
-  LineFile(std::string path, UniqueFd fd, std::int64_t size) : path_(std::move(path)), fd_(std::move(fd)), size_(size) {}
+  LineFile(std::string path, UniqueFd fd, std::int64_t size)
+      : path_(std::move(path)), fd_(std::move(fd)), size_(size) {}
   std::string path_;
   UniqueFd fd_;
   std::int64_t size_ = 0;

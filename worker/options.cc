@@ -2,19 +2,33 @@
 
 namespace ddprun::trainer {
 
+namespace {
+
+OptionSpec option(std::string name, OptionKind kind, std::string value_name, std::string help) {
+  OptionSpec spec;
+  spec.name = std::move(name);
+  spec.kind = kind;
+  spec.value_name = std::move(value_name);
+  spec.help = std::move(help);
+  return spec;
+}
+
+std::vector<OptionSpec> option_specs() {
+  std::vector<OptionSpec> specs = {
+      option("config", OptionKind::text, "FILE", "YAML file of the run (deploy/configs has examples)"),
+      option("cfg", OptionKind::text, "FILE", "the same as --config"),
+      option("set", OptionKind::text, "KEY=VALUE", "replaces one value of the file, e.g. --set data.batch_size=32"),
+      option("check", OptionKind::flag, "", "reads and checks the file, then ends"),
+  };
+  specs[2].repeatable = true;
+  return specs;
+}
+
+}  // namespace
+
 const OptionTable& option_table() {
-  static const OptionTable table(
-      "trainer", "trainer --config FILE [--set KEY=VALUE]...",
-      {
-          {.name = "config", .value_name = "FILE", .help = "YAML file of the run (deploy/configs has examples)"},
-          {.name = "cfg", .value_name = "FILE", .help = "the same as --config"},
-          {.name = "set",
-           .value_name = "KEY=VALUE",
-           .help = "replaces one value of the file, e.g. --set data.batch_size=32",
-           .repeatable = true},
-          {.name = "check", .kind = OptionKind::flag, .help = "reads and checks the file, then ends"},
-      },
-      RestPolicy::none);
+  static const OptionTable table("trainer", "trainer --config FILE [--set KEY=VALUE]...", option_specs(),
+                                 RestPolicy::none);
   return table;
 }
 

@@ -21,7 +21,8 @@ struct PlannedModel {
 // end. They share the parameters.
 class Plans {
  public:
-  Plans(engine::ModelConfig model, engine::LossConfig loss, engine::ParameterStore& store, bool activation_checkpointing)
+  Plans(engine::ModelConfig model, engine::LossConfig loss, engine::ParameterStore& store,
+        bool activation_checkpointing)
       : model_(std::move(model)), loss_(loss), store_(store), activation_checkpointing_(activation_checkpointing) {}
 
   Result<PlannedModel*> get(std::int64_t batch_size, bool training);

@@ -47,10 +47,9 @@ std::string progress_line(const ProgressState& s) {
 
 std::string progress_bar(const ProgressState& s, int width) {
   const std::string head = fmt::format("epoch {}/{} ", s.epoch + 1, s.epochs);
-  const double share =
-      s.steps_in_epoch > 0 ? static_cast<double>(s.step) / static_cast<double>(s.steps_in_epoch) : 0;
-  const std::string tail = fmt::format(" {:3.0f}% loss {:.4f} {} eta {}", 100 * share, s.loss, rate(s),
-                                       format_duration(s.eta_s));
+  const double share = s.steps_in_epoch > 0 ? static_cast<double>(s.step) / static_cast<double>(s.steps_in_epoch) : 0;
+  const std::string tail =
+      fmt::format(" {:3.0f}% loss {:.4f} {} eta {}", 100 * share, s.loss, rate(s), format_duration(s.eta_s));
   const int room = std::max(0, std::min(40, width - 2 - static_cast<int>(head.size() + tail.size())));
   const int filled = static_cast<int>(share * room);
   std::string bar;

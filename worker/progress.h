@@ -20,8 +20,8 @@ struct ProgressState {
   double eta_s = 0;         // of the whole run
 };
 
-std::string format_duration(double seconds);                    // "0:07", "12:34", "3:04:05"
-std::string progress_line(const ProgressState& state);          // one plain line
+std::string format_duration(double seconds);                      // "0:07", "12:34", "3:04:05"
+std::string progress_line(const ProgressState& state);            // one plain line
 std::string progress_bar(const ProgressState& state, int width);  // fits `width` columns, no newline
 
 // Rank 0's words: to the screen, and with a time stamp to the log file. On a terminal a bar stands below the lines.

@@ -80,8 +80,8 @@ Result<void> fit_model(TrainerConfig& config, const data::SampleSpec& spec) {
                                                        model.outputs, spec.target_count()));
     }
   } else if (spec.target_count() != 1) {
-    return Error(Errc::invalid_argument, fmt::format("cross_entropy needs one class a sample, the data have {}",
-                                                     spec.target_count()));
+    return Error(Errc::invalid_argument,
+                 fmt::format("cross_entropy needs one class a sample, the data have {}", spec.target_count()));
   } else if (!config.outputs_given) {
     model.outputs = spec.classes;
   }
@@ -313,8 +313,7 @@ Result<void> Session::together(Result<void> mine) {
   return std::move(agreement.result);
 }
 
-Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env,
-                                              bool& said_elsewhere) {
+Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, bool& said_elsewhere) {
   auto session = std::make_unique<Session>();
   Session& s = *session;
   s.config = config;

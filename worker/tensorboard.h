@@ -10,8 +10,8 @@
 
 namespace ddprun::trainer {
 
-// Event files that TensorBoard reads. Format: TFRecord frames (u64 length, masked CRC-32C of it, data, masked CRC-32C of
-// the data), each one Event message in protobuf encoding.
+// Event files that TensorBoard reads. Format: TFRecord frames (u64 length, masked CRC-32C of it, data, masked CRC-32C
+// of the data), each one Event message in protobuf encoding.
 std::string tfrecord(std::string_view data);
 std::string scalar_event(double wall_time_s, std::int64_t step, std::string_view tag, double value);
 

@@ -131,10 +131,10 @@ Result<void> TrainLoop::open_outputs() {
 
 void TrainLoop::say_start() {
   for (const std::string& note : s_.notes) reporter_.line(note);
-  reporter_.line(fmt::format(
-      "model {}: {} parameters; {} samples; {} rank(s), {}; {}; batch {} x {} x accumulate {}", s_.config.model.name,
-      s_.store->trainable_count(), s_.train_data->size(), s_.world_size(), s_.communicator->description(),
-      s_.kernels->description(), batch_, s_.world_size(), s_.config.train.accumulate));
+  reporter_.line(fmt::format("model {}: {} parameters; {} samples; {} rank(s), {}; {}; batch {} x {} x accumulate {}",
+                             s_.config.model.name, s_.store->trainable_count(), s_.train_data->size(), s_.world_size(),
+                             s_.communicator->description(), s_.kernels->description(), batch_, s_.world_size(),
+                             s_.config.train.accumulate));
 }
 
 Result<int> TrainLoop::run() {
@@ -189,7 +189,8 @@ Result<void> TrainLoop::micro_batch(double weight, bool last, double& loss_sum, 
   auto loaded = plan.load(model.input, b.inputs);
   if (loaded) loaded = plan.load(model.target, b.targets);
   if (!loaded) {
-    return std::move(loaded).error().with_context(s_.train_data->name_of(b.indices.front()) + " and the batch after it");
+    return std::move(loaded).error().with_context(s_.train_data->name_of(b.indices.front()) +
+                                                  " and the batch after it");
   }
   if (s_.config.ddp.sync_buffers == SyncBuffers::step && last) {
     auto sent = broadcast_buffers(s_);
@@ -248,9 +249,9 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   const bool too_large = s_.config.train.memory_limit_mb > 0 &&
                          resident_bytes() > s_.config.train.memory_limit_mb * std::int64_t{1'000'000};
   if (too_large && mine) {
-    mine = Error(Errc::system, fmt::format("step {}: {:.0f} MB of resident memory, above train.memory_limit_mb {}",
-                                           s_.state.step + 1, static_cast<double>(resident_bytes()) / 1e6,
-                                           s_.config.train.memory_limit_mb));
+    mine = Error(Errc::system,
+                 fmt::format("step {}: {:.0f} MB of resident memory, above train.memory_limit_mb {}", s_.state.step + 1,
+                             static_cast<double>(resident_bytes()) / 1e6, s_.config.train.memory_limit_mb));
   }
   // One small all-reduce carries all that the ranks must agree on: loss, stop signals, failures.
   double vote[4] = {loss_sum, static_cast<double>(samples), stop_.requested() != 0 ? 1.0 : 0.0, mine ? 0.0 : 1.0};
@@ -393,8 +394,9 @@ Result<void> TrainLoop::save(bool wait) {
   if (!outcome && wait) return std::move(outcome).error().with_context("checkpoint not saved");
   if (!outcome) {
     const std::int64_t last = s_.writer->last_saved_step();
-    log_error("checkpoint not saved: {}; {}, training goes on", outcome.error().message(),
-              last >= 0 ? fmt::format("the one of step {} is untouched", last) : std::string("earlier ones are untouched"));
+    log_error(
+        "checkpoint not saved: {}; {}, training goes on", outcome.error().message(),
+        last >= 0 ? fmt::format("the one of step {} is untouched", last) : std::string("earlier ones are untouched"));
   }
   return {};
 }
@@ -403,7 +405,8 @@ Result<void> TrainLoop::end_epoch() {
   checkpoint::TrainState& state = s_.state;
   auto equal = ddp::check_equal(*s_.communicator, "checksum of the parameters", parameter_checksum(s_));
   if (!equal) return equal;
-  const double mean = state.epoch_loss_count > 0 ? state.epoch_loss_sum / static_cast<double>(state.epoch_loss_count) : 0;
+  const double mean =
+      state.epoch_loss_count > 0 ? state.epoch_loss_sum / static_cast<double>(state.epoch_loss_count) : 0;
   const std::int64_t epoch = state.epoch + 1;
   if (s_.validation_data != nullptr) {
     auto validated = validate();
@@ -414,8 +417,7 @@ Result<void> TrainLoop::end_epoch() {
     text += fmt::format(", validation loss {:.4f}", validation_.loss());
     if (validation_accuracy_ >= 0) text += fmt::format(", validation accuracy {:.2f} %", 100 * validation_accuracy_);
   }
-  text += fmt::format(", {:.0f} samples/s, {} elapsed",
-                      samples_per_s_, format_duration(seconds_since(run_start_)));
+  text += fmt::format(", {:.0f} samples/s, {} elapsed", samples_per_s_, format_duration(seconds_since(run_start_)));
   reporter_.line(text);
   if (tensorboard_) {
     tensorboard_->scalar("epoch/loss", state.step, mean);
@@ -437,8 +439,8 @@ Result<void> TrainLoop::end_epoch() {
 Result<void> TrainLoop::validate() {
   auto sent = broadcast_buffers(s_);
   if (!sent) return sent;
-  auto counts = evaluate_share(*s_.validation_data, *s_.validation_loader, *s_.plans, s_.config.loss, s_.rank(),
-                               s_.world_size());
+  auto counts =
+      evaluate_share(*s_.validation_data, *s_.validation_loader, *s_.plans, s_.config.loss, s_.rank(), s_.world_size());
   // Shares differ by one sample at most, but a rank may be slow: wait as for files.
   s_.communicator->set_timeout(kFileTimeout);
   auto all = s_.together(counts ? Result<void>() : Result<void>(counts.error()));
@@ -503,7 +505,7 @@ Result<int> TrainLoop::finish(bool stopped) {
   if (!s_.config.checkpoint.dir.empty()) {
     // The periodic save of this very step may still be under way.
     mine = saved_at_ != s_.state.step || stopped ? save(/*wait=*/true)
-           : s_.writer != nullptr                ? s_.writer->wait()
+           : s_.writer != nullptr ? s_.writer->wait()
                                                  : Result<void>();
   }
   if (mine && !stopped && s_.is_root() && !s_.config.output.params.empty()) mine = write_params();
@@ -514,18 +516,21 @@ Result<int> TrainLoop::finish(bool stopped) {
   if (stopped) {
     const int signal = stop_.requested();
     if (s_.config.checkpoint.dir.empty()) {
-      reporter_.line(fmt::format("stopped by a signal after step {}; no checkpoint.dir, nothing was saved", s_.state.step));
+      reporter_.line(
+          fmt::format("stopped by a signal after step {}; no checkpoint.dir, nothing was saved", s_.state.step));
       return exit_code::kSignalBase + (signal != 0 ? signal : 15);
     }
     reporter_.line(fmt::format("stopped by a signal after step {}; state saved in {}: start again to go on",
                                s_.state.step, s_.config.checkpoint.dir));
     return exit_code::kResumeMe;
   }
-  reporter_.line(fmt::format("finished after step {} in {}", s_.state.step, format_duration(seconds_since(run_start_))));
+  reporter_.line(
+      fmt::format("finished after step {} in {}", s_.state.step, format_duration(seconds_since(run_start_))));
   if (validated_at_ >= 0 && validation_accuracy_ < 0) {
     reporter_.line(fmt::format("validation loss {:.6f}", validation_.loss()));
   }
-  if (validation_accuracy_ >= 0) reporter_.line(fmt::format("validation accuracy {:.2f} %", 100 * validation_accuracy_));
+  if (validation_accuracy_ >= 0)
+    reporter_.line(fmt::format("validation accuracy {:.2f} %", 100 * validation_accuracy_));
   return exit_code::kOk;
 }
 
@@ -533,8 +538,10 @@ int exit_code_of(const Error& error) {
   switch (error.code()) {
     case Errc::malformed:
     case Errc::invalid_argument:
-    case Errc::not_found: return exit_code::kPermanent;
-    default: return exit_code::kFailure;
+    case Errc::not_found:
+      return exit_code::kPermanent;
+    default:
+      return exit_code::kFailure;
   }
 }
 

@@ -43,7 +43,9 @@ Result<std::vector<float>> to_floats(const TensorView& tensor) {
   for (std::size_t i = 0; i < count; ++i) {
     const std::byte* p = tensor.bytes.data() + i * checkpoint::size_of(tensor.type);
     switch (tensor.type) {
-      case TensorType::f32: std::memcpy(&values[i], p, 4); break;
+      case TensorType::f32:
+        std::memcpy(&values[i], p, 4);
+        break;
       case TensorType::f64: {
         double v = 0;
         std::memcpy(&v, p, 8);
@@ -58,7 +60,8 @@ Result<std::vector<float>> to_floats(const TensorView& tensor) {
                                                    : std::bit_cast<float>(static_cast<std::uint32_t>(v) << 16);
         break;
       }
-      default: return Error(Errc::invalid_argument, fmt::format("is of type {}", checkpoint::name_of(tensor.type)));
+      default:
+        return Error(Errc::invalid_argument, fmt::format("is of type {}", checkpoint::name_of(tensor.type)));
     }
   }
   return values;
@@ -68,12 +71,18 @@ Result<std::vector<float>> to_floats(const TensorView& tensor) {
 
 TensorType tensor_type(engine::DType dtype) {
   switch (dtype) {
-    case engine::DType::f32: return TensorType::f32;
-    case engine::DType::f64: return TensorType::f64;
-    case engine::DType::bf16: return TensorType::bf16;
-    case engine::DType::f16: return TensorType::f16;
-    case engine::DType::i32: return TensorType::i32;
-    case engine::DType::i64: return TensorType::i64;
+    case engine::DType::f32:
+      return TensorType::f32;
+    case engine::DType::f64:
+      return TensorType::f64;
+    case engine::DType::bf16:
+      return TensorType::bf16;
+    case engine::DType::f16:
+      return TensorType::f16;
+    case engine::DType::i32:
+      return TensorType::i32;
+    case engine::DType::i64:
+      return TensorType::i64;
   }
   CHECK(false, "a DType that is not in the table");
   return TensorType::f32;
@@ -88,10 +97,9 @@ Result<void> restore_model(const checkpoint::SafetensorsFile& file, engine::Para
       return Error(Errc::invalid_argument, fmt::format("has no tensor '{}': it is of another model", parameter.name));
     }
     if (!same_shape(*tensor, parameter.shape) || tensor->type != tensor_type(parameter.dtype)) {
-      return Error(Errc::invalid_argument,
-                   fmt::format("tensor '{}' is {} {}, the model has {} {}", parameter.name,
-                               checkpoint::name_of(tensor->type), shape_text(tensor->shape),
-                               engine::name_of(parameter.dtype), parameter.shape.to_string()));
+      return Error(Errc::invalid_argument, fmt::format("tensor '{}' is {} {}, the model has {} {}", parameter.name,
+                                                       checkpoint::name_of(tensor->type), shape_text(tensor->shape),
+                                                       engine::name_of(parameter.dtype), parameter.shape.to_string()));
     }
     store.write(parameter.id, tensor->bytes.data());
   }

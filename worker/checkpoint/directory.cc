@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <map>
 #include <string_view>
 #include <thread>
 
@@ -83,6 +82,25 @@ Result<void> fill_folder(const std::string& folder, const std::vector<FileConten
   auto written = write_file(folder + "/" + kChecksumFile, FileContent{kChecksumFile, {bytes_of(list)}});
   if (!written) return std::move(written).error();
   return sync_folder(folder);
+}
+
+struct ListEntry {
+  std::uint32_t crc = 0;
+  std::uint64_t size = 0;
+  std::string name;
+};
+
+// "e3069283 1234 model.safetensors"
+std::optional<ListEntry> parse_entry(const std::string& line) {
+  const std::size_t first = line.find(' ');
+  const std::size_t second = first == std::string::npos ? first : line.find(' ', first + 1);
+  if (second == std::string::npos) return std::nullopt;
+  ListEntry entry;
+  const char* text = line.data();
+  if (std::from_chars(text, text + first, entry.crc, 16).ptr != text + first) return std::nullopt;
+  if (std::from_chars(text + first + 1, text + second, entry.size).ptr != text + second) return std::nullopt;
+  entry.name = line.substr(second + 1);
+  return entry;
 }
 
 }  // namespace
@@ -194,42 +212,29 @@ Result<void> verify_checkpoint(const std::string& folder) {
   if (!list) return std::move(list).error();
   const auto raw = (*list)->bytes();
   const std::string text(reinterpret_cast<const char*>(raw.data()), raw.size());
-  bool vouched = false;
-  std::map<std::string, bool> seen;
-  for (std::size_t at = 0; at < text.size();) {
+  // Last line first: it vouches for the others, so that a damaged name is not blamed on the file it names.
+  const std::size_t last = text.size() < 2 ? std::string::npos : text.rfind('\n', text.size() - 2);
+  if (last == std::string::npos || text.back() != '\n') return Error(Errc::malformed, list_path + ": damaged or empty");
+  const auto own = parse_entry(text.substr(last + 1, text.size() - last - 2));
+  if (!own || own->name != kChecksumFile || own->size != last + 1 || own->crc != crc32c(raw.subspan(0, last + 1))) {
+    return Error(Errc::malformed, list_path + ": its own checksum does not match");
+  }
+  for (std::size_t at = 0; at <= last;) {
     const std::size_t end = text.find('\n', at);
-    if (vouched || end == std::string::npos) return Error(Errc::malformed, list_path + ": damaged");
-    const std::string line = text.substr(at, end - at);
-    std::uint32_t crc = 0;
-    std::uint64_t size = 0;
-    const std::size_t first = line.find(' ');
-    const std::size_t second = first == std::string::npos ? first : line.find(' ', first + 1);
-    if (second == std::string::npos ||
-        std::from_chars(line.data(), line.data() + first, crc, 16).ptr != line.data() + first ||
-        std::from_chars(line.data() + first + 1, line.data() + second, size).ptr != line.data() + second) {
-      return Error(Errc::malformed, list_path + ": damaged");
+    const auto entry = parse_entry(text.substr(at, end - at));
+    if (!entry) return Error(Errc::malformed, list_path + ": a line that is not CRC, size and name");
+    auto file = data::MappedFile::open(folder + "/" + entry->name);
+    if (!file) return std::move(file).error();
+    const std::size_t size = (*file)->bytes().size();
+    if (size != entry->size) {
+      return Error(Errc::malformed,
+                   fmt::format("{}/{}: {} bytes, {} were written", folder, entry->name, size, entry->size));
     }
-    const std::string name = line.substr(second + 1);
-    if (name == kChecksumFile) {
-      if (size != at || crc != crc32c(raw.subspan(0, at))) {
-        return Error(Errc::malformed, list_path + ": its own checksum does not match");
-      }
-      vouched = true;
-    } else {
-      seen[name] = true;
-      auto file = data::MappedFile::open(folder + "/" + name);
-      if (!file) return std::move(file).error();
-      if ((*file)->bytes().size() != size) {
-        return Error(Errc::malformed, fmt::format("{}/{}: {} bytes, {} were written", folder, name,
-                                                  (*file)->bytes().size(), size));
-      }
-      if (crc32c((*file)->bytes()) != crc) {
-        return Error(Errc::malformed, fmt::format("{}/{}: the checksum does not match", folder, name));
-      }
+    if (crc32c((*file)->bytes()) != entry->crc) {
+      return Error(Errc::malformed, fmt::format("{}/{}: the checksum does not match", folder, entry->name));
     }
     at = end + 1;
   }
-  if (!vouched || seen.empty()) return Error(Errc::malformed, list_path + ": damaged or empty");
   return {};
 }
 

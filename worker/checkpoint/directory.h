@@ -25,7 +25,7 @@ struct FileContent {
 
 inline constexpr const char* kChecksumFile = "checksums";
 
-std::string folder_name(std::int64_t step);                          // "step-000000123"
+std::string folder_name(std::int64_t step);                           // "step-000000123"
 std::optional<std::int64_t> step_of_folder(const std::string& name);  // nullopt: not a checkpoint's name
 
 class CheckpointDirectory {

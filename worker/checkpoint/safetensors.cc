@@ -46,7 +46,8 @@ std::string read_entry(const Json& entry, std::size_t data_size, TensorView& vie
     return "has a dtype, shape or data_offsets of the wrong kind";
   }
   const std::string type = entry["dtype"].get<std::string>();
-  const auto* known = std::find_if(kTypes.begin(), kTypes.end(), [&type](const TypeEntry& t) { return type == t.name; });
+  const auto* known =
+      std::find_if(kTypes.begin(), kTypes.end(), [&type](const TypeEntry& t) { return type == t.name; });
   if (known == kTypes.end()) return "has the unknown dtype '" + type + "'";
   view.type = known->type;
   std::size_t count = 1;
@@ -155,9 +156,8 @@ Result<SafetensorsFile> SafetensorsFile::parse(std::vector<std::byte> bytes, con
     p.view.bytes = data.subspan(p.begin, p.end - p.begin);
     placed.push_back(std::move(p));
   }
-  std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-  });
+  std::sort(placed.begin(), placed.end(),
+            [](const Placed& a, const Placed& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
   std::size_t at = 0;
   for (Placed& p : placed) {
     if (p.begin != at) {

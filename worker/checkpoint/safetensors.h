@@ -27,7 +27,7 @@ struct TensorView {
 
 // Header and the order in which the data follow it (largest alignment first, then by name, so data are aligned).
 struct SafetensorsLayout {
-  std::string header;  // length field, JSON, padding: the first bytes of the file
+  std::string header;              // length field, JSON, padding: the first bytes of the file
   std::vector<std::size_t> order;  // indices into `tensors`
   std::size_t total_bytes = 0;     // of the file
 };

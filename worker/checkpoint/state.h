@@ -11,9 +11,9 @@ namespace ddprun::checkpoint {
 // Where a run stands, beside its tensors: what exact resume needs. All random numbers of a run are keyed by
 // (seed, epoch, sample) or (seed, step), so seed and position are the whole state of its generators.
 struct TrainState {
-  std::int64_t step = 0;    // optimizer steps tried, skipped ones included
-  std::int64_t epoch = 0;   // from 0
-  std::int64_t cursor = 0;  // entries of the epoch's order that all ranks together have used
+  std::int64_t step = 0;     // optimizer steps tried, skipped ones included
+  std::int64_t epoch = 0;    // from 0
+  std::int64_t cursor = 0;   // entries of the epoch's order that all ranks together have used
   std::int64_t samples = 0;  // size of the training set: the cursor means nothing in another one
   std::uint64_t seed = 0;
   std::int64_t world_size = 1;

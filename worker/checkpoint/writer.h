@@ -87,8 +87,8 @@ struct Resume {
   std::vector<std::string> damage;             // a sentence for each newer checkpoint that was passed over
 };
 
-// The newest good checkpoint; newer damaged ones are set aside. Errors: malformed when there are checkpoints and none is
-// good; then nothing is changed.
+// The newest good checkpoint; newer damaged ones are set aside. Errors: malformed when there are checkpoints and none
+// is good; then nothing is changed.
 Result<Resume> load_newest(const CheckpointDirectory& directory);
 
 }  // namespace ddprun::checkpoint

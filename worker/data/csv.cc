@@ -56,8 +56,8 @@ Result<std::unique_ptr<Dataset>> open_csv(const DatasetOptions& options) {
       if (line_number == 1 && !parse_number(cells[0], first)) continue;  // a heading
       columns = cells.size();
       if (columns < 2) {
-        return Error(Errc::malformed, fmt::format("{}:{}: one number only; a row is inputs, then the target", path,
-                                                  line_number));
+        return Error(Errc::malformed,
+                     fmt::format("{}:{}: one number only; a row is inputs, then the target", path, line_number));
       }
     }
     if (cells.size() != columns) {

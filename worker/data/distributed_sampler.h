@@ -14,7 +14,8 @@ struct SamplerOptions {
   std::uint64_t seed = 0;  // the same on all ranks
 };
 
-// Which samples a rank uses in an epoch, and in which order: index for index what torch 2.15's DistributedSampler gives.
+// Which samples a rank uses in an epoch, and in which order: index for index what torch 2.15's DistributedSampler
+// gives.
 //
 // The order of an epoch is one list on all ranks. Rank r of W takes entries r, r+W, ... of it, so after s steps of b
 // samples a rank exactly the first s*b*W entries are used. That number is the cursor: a run goes on from it with any W,

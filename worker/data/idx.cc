@@ -38,8 +38,8 @@ Result<IdxArray> read_idx(const std::string& path) {
     count *= size;
   }
   if (bytes->size() - header != count) {
-    return Error(Errc::malformed, fmt::format("{}: {} bytes of data, {} expected by its header", path,
-                                              bytes->size() - header, count));
+    return Error(Errc::malformed,
+                 fmt::format("{}: {} bytes of data, {} expected by its header", path, bytes->size() - header, count));
   }
   array.values.assign(p + header, p + header + count);
   return array;
@@ -59,9 +59,8 @@ Result<std::unique_ptr<Dataset>> open_idx(const DatasetOptions& options) {
   if (images->shape.size() < 2) return Error(Errc::malformed, options.paths.inputs + ": labels, not images");
   if (labels->shape.size() != 1) return Error(Errc::malformed, options.paths.targets + ": not a list of labels");
   if (images->shape[0] != labels->shape[0]) {
-    return Error(Errc::invalid_argument,
-                 fmt::format("{} has {} images, but {} has {} labels", options.paths.inputs, images->shape[0],
-                             options.paths.targets, labels->shape[0]));
+    return Error(Errc::invalid_argument, fmt::format("{} has {} images, but {} has {} labels", options.paths.inputs,
+                                                     images->shape[0], options.paths.targets, labels->shape[0]));
   }
   MemorySamples samples;
   samples.input_name = options.paths.inputs;

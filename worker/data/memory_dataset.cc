@@ -16,12 +16,17 @@ class MemoryDataset final : public Dataset {
   MemoryDataset(MemorySamples samples, SampleSpec spec, const DatasetOptions& options)
       : samples_(std::move(samples)), spec_(std::move(spec)), options_(options) {
     const std::int64_t channels = spec_.input_shape.size() == 3 ? spec_.input_shape[2] : 1;
-    scale_.assign(static_cast<std::size_t>(channels), samples_.byte_inputs.empty() ? 1.0F : 1.0F / 255.0F);
-    shift_.assign(scale_.size(), 0.0F);
-    for (std::size_t c = 0; c < scale_.size() && !options_.mean.empty(); ++c) {
+    mean_.assign(static_cast<std::size_t>(channels), 0.0F);
+    std_.assign(mean_.size(), 1.0F);
+    for (std::size_t c = 0; c < mean_.size() && !options_.mean.empty(); ++c) {
       const std::size_t from = options_.mean.size() == 1 ? 0 : c;
-      scale_[c] = static_cast<float>(scale_[c] / options_.std[from]);
-      shift_[c] = static_cast<float>(-options_.mean[from] / options_.std[from]);
+      mean_[c] = static_cast<float>(options_.mean[from]);
+      std_[c] = static_cast<float>(options_.std[from]);
+    }
+    // The same roundings as torchvision's ToTensor and Normalize, so that losses can be compared with torch's.
+    byte_values_.resize(mean_.size() * 256);
+    for (std::size_t i = 0; i < byte_values_.size(); ++i) {
+      byte_values_[i] = normalised(static_cast<float>(i % 256) / 255.0F, i / 256);
     }
   }
 
@@ -59,17 +64,21 @@ class MemoryDataset final : public Dataset {
   }
 
  private:
-  template <typename T>
-  void convert(const T* from, std::size_t count, float* out) const {
-    if (scale_.size() == 1) {
-      const float scale = scale_[0];
-      const float shift = shift_[0];
-      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<float>(from[i]) * scale + shift;
+  float normalised(float value, std::size_t channel) const { return (value - mean_[channel]) / std_[channel]; }
+
+  void convert(const float* from, std::size_t count, float* out) const {
+    if (options_.mean.empty()) {
+      std::copy(from, from + count, out);
       return;
     }
-    const std::size_t channels = scale_.size();
+    const std::size_t channels = mean_.size();
+    for (std::size_t i = 0; i < count; ++i) out[i] = normalised(from[i], i % channels);
+  }
+
+  void convert(const std::uint8_t* from, std::size_t count, float* out) const {
+    const std::size_t channels = mean_.size();
     for (std::size_t i = 0; i < count; i += channels) {
-      for (std::size_t c = 0; c < channels; ++c) out[i + c] = static_cast<float>(from[i + c]) * scale_[c] + shift_[c];
+      for (std::size_t c = 0; c < channels; ++c) out[i + c] = byte_values_[c * 256 + from[i + c]];
     }
   }
 
@@ -79,7 +88,7 @@ class MemoryDataset final : public Dataset {
     SampleRandom random(key);
     const std::int64_t height = spec_.input_shape[0];
     const std::int64_t width = spec_.input_shape[1];
-    const auto channels = static_cast<std::int64_t>(scale_.size());
+    const auto channels = static_cast<std::int64_t>(mean_.size());
     const std::int64_t top = options_.crop ? random.below(9) - 4 : 0;
     const std::int64_t left = options_.crop ? random.below(9) - 4 : 0;
     const bool mirror = options_.flip && (random.next() >> 63) != 0;
@@ -90,14 +99,14 @@ class MemoryDataset final : public Dataset {
         const std::int64_t sx = (mirror ? width - 1 - x : x) + left;
         const bool inside = sy >= 0 && sy < height && sx >= 0 && sx < width;
         for (std::int64_t c = 0; c < channels; ++c) {
-          float value = 0;  // the padding is black before normalising, as torchvision's RandomCrop on bytes has it
-          if (inside) {
-            const auto at = static_cast<std::size_t>(base + (sy * width + sx) * channels + c);
-            value = samples_.byte_inputs.empty() ? samples_.float_inputs[at]
-                                                 : static_cast<float>(samples_.byte_inputs[at]);
-          }
           const auto channel = static_cast<std::size_t>(c);
-          *out++ = value * scale_[channel] + shift_[channel];
+          const auto at = static_cast<std::size_t>(base + (sy * width + sx) * channels + c);
+          // The padding is black before normalising, as torchvision's RandomCrop on bytes has it.
+          if (samples_.byte_inputs.empty()) {
+            *out++ = normalised(inside ? samples_.float_inputs[at] : 0.0F, channel);
+          } else {
+            *out++ = byte_values_[channel * 256 + (inside ? samples_.byte_inputs[at] : 0)];
+          }
         }
       }
     }
@@ -106,7 +115,8 @@ class MemoryDataset final : public Dataset {
   MemorySamples samples_;
   SampleSpec spec_;
   DatasetOptions options_;
-  std::vector<float> scale_, shift_;
+  std::vector<float> mean_, std_;   // per channel
+  std::vector<float> byte_values_;  // per channel: what each of the 256 bytes becomes
 };
 
 }  // namespace
@@ -123,8 +133,7 @@ Result<std::unique_ptr<Dataset>> make_memory_dataset(MemorySamples samples, cons
     }
   }
   const std::int64_t channels = samples.input_shape.size() == 3 ? samples.input_shape[2] : 1;
-  if (!options.mean.empty() && options.mean.size() != 1 &&
-      static_cast<std::int64_t>(options.mean.size()) != channels) {
+  if (!options.mean.empty() && options.mean.size() != 1 && static_cast<std::int64_t>(options.mean.size()) != channels) {
     return Error(Errc::invalid_argument, fmt::format("{}: data.normalize has {} numbers for {} channels",
                                                      samples.input_name, options.mean.size(), channels));
   }
@@ -139,10 +148,9 @@ Result<std::unique_ptr<Dataset>> make_memory_dataset(MemorySamples samples, cons
       const bool whole = std::floor(label) == label && std::fabs(label) < 2147483648.0;
       if (!whole || label < 0 || (options.classes > 0 && label >= static_cast<double>(options.classes))) {
         const std::int64_t row = static_cast<std::int64_t>(i) / per_sample;
-        const std::string where =
-            samples.rows_are_lines
-                ? fmt::format("{}:{}", samples.target_name, samples.lines[static_cast<std::size_t>(row)])
-                : fmt::format("{} sample {}", samples.target_name, row);
+        const std::string where = samples.rows_are_lines ? fmt::format("{}:{}", samples.target_name,
+                                                                       samples.lines[static_cast<std::size_t>(row)])
+                                                         : fmt::format("{} sample {}", samples.target_name, row);
         return Error(Errc::invalid_argument,
                      fmt::format("{}: label {} is not a class number from 0 to {}", where, label,
                                  options.classes > 0 ? options.classes - 1 : 2147483647));

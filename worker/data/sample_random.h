@@ -11,8 +11,8 @@ namespace ddprun::data {
 class SampleRandom {
  public:
   explicit SampleRandom(const SampleKey& key)
-      : state_(mix(mix(mix(key.seed) ^ static_cast<std::uint64_t>(key.epoch)) ^ static_cast<std::uint64_t>(key.index))) {
-  }
+      : state_(
+            mix(mix(mix(key.seed) ^ static_cast<std::uint64_t>(key.epoch)) ^ static_cast<std::uint64_t>(key.index))) {}
 
   std::uint64_t next() { return mix(state_ += 0x9E3779B97F4A7C15ULL); }
   // In [0, 1), 53 bits.

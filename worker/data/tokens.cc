@@ -69,11 +69,13 @@ Result<std::unique_ptr<Dataset>> open_tokens(const DatasetOptions& options) {
   auto tokens = static_cast<std::int64_t>(bytes.size() / 2);
   if (head[0] == kLlmcMagic) {
     if (head[1] != 1) {
-      return Error(Errc::malformed, fmt::format("{}: llm.c token file of version {}; version 1 is read", path, head[1]));
+      return Error(Errc::malformed,
+                   fmt::format("{}: llm.c token file of version {}; version 1 is read", path, head[1]));
     }
     offset = kLlmcHeader;
     tokens = head[2];
-    if (bytes.size() < kLlmcHeader || tokens < 0 || bytes.size() - kLlmcHeader != 2 * static_cast<std::size_t>(tokens)) {
+    if (bytes.size() < kLlmcHeader || tokens < 0 ||
+        bytes.size() - kLlmcHeader != 2 * static_cast<std::size_t>(tokens)) {
       return Error(Errc::malformed, fmt::format("{}: {} bytes, but its header promises {} tokens of 2 bytes", path,
                                                 bytes.size(), tokens));
     }
@@ -81,8 +83,9 @@ Result<std::unique_ptr<Dataset>> open_tokens(const DatasetOptions& options) {
     return Error(Errc::malformed, fmt::format("{}: {} bytes is no whole number of 2-byte tokens", path, bytes.size()));
   }
   if (tokens < options.sequence_length + 1) {
-    return Error(Errc::invalid_argument, fmt::format("{}: {} tokens; a sample of data.sequence_length {} needs {}", path,
-                                                     tokens, options.sequence_length, options.sequence_length + 1));
+    return Error(Errc::invalid_argument,
+                 fmt::format("{}: {} tokens; a sample of data.sequence_length {} needs {}", path, tokens,
+                             options.sequence_length, options.sequence_length + 1));
   }
   return std::unique_ptr<Dataset>(std::make_unique<TokenDataset>(std::move(*file), offset, tokens, options));
 }

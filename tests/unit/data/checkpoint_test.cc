@@ -1,0 +1,244 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "worker/checkpoint/crc32c.h"
+#include "worker/checkpoint/directory.h"
+#include "worker/checkpoint/safetensors.h"
+#include "worker/checkpoint/state.h"
+#include "worker/checkpoint/writer.h"
+
+namespace ddprun::checkpoint {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::span<const std::byte> bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::vector<std::byte> vector_of(const std::string& text) {
+  const auto view = bytes(text);
+  return {view.begin(), view.end()};
+}
+
+TEST(Crc32c, KnownValues) {
+  EXPECT_EQ(crc32c(bytes("123456789")), 0xE3069283U);  // the check value of CRC-32C
+  EXPECT_EQ(crc32c(bytes(std::string(32, '\0'))), 0x8A9136AAU);
+  EXPECT_EQ(crc32c(bytes("56789"), crc32c(bytes("1234"))), 0xE3069283U);
+  EXPECT_EQ(crc32c({}), 0U);
+}
+
+std::string safetensors(const std::string& header, const std::string& data) {
+  std::string file(8, '\0');
+  for (int i = 0; i < 8; ++i) file[static_cast<std::size_t>(i)] = static_cast<char>((header.size() >> (8 * i)) & 0xff);
+  return file + header + data;
+}
+std::string error_of(const std::string& file) {
+  auto parsed = SafetensorsFile::parse(vector_of(file), "f");
+  return parsed ? "no error" : parsed.error().message();
+}
+
+TEST(Safetensors, RoundTrip) {
+  const std::vector<float> w = {1, 2, 3, 4, 5, 6};
+  const std::int64_t n = 7;
+  const std::vector<TensorView> tensors = {
+      {"b.half", TensorType::f16, {1}, bytes("ab")},
+      {"w", TensorType::f32, {2, 3}, std::as_bytes(std::span(w))},
+      {"empty", TensorType::f32, {0, 4}, {}},
+      {"n", TensorType::i64, {}, std::as_bytes(std::span(&n, 1))},
+  };
+  const SafetensorsLayout layout = layout_safetensors(tensors, {{"format", "pt"}});
+  EXPECT_EQ(layout.header.size() % 8, 0U);
+  std::string file = layout.header;
+  for (const std::size_t i : layout.order) {
+    file.append(reinterpret_cast<const char*>(tensors[i].bytes.data()), tensors[i].bytes.size());
+  }
+  EXPECT_EQ(file.size(), layout.total_bytes);
+  auto read = SafetensorsFile::parse(vector_of(file), "f");
+  ASSERT_TRUE(read) << read.error().message();
+  EXPECT_EQ(read->tensors().size(), 4U);
+  EXPECT_EQ(read->metadata().at("format"), "pt");
+  ASSERT_NE(read->find("w"), nullptr);
+  EXPECT_THAT(read->find("w")->shape, ElementsAre(2, 3));
+  EXPECT_EQ(std::memcmp(read->find("w")->bytes.data(), w.data(), 24), 0);
+  EXPECT_TRUE(read->find("n")->shape.empty());
+  EXPECT_EQ(read->find("x"), nullptr);
+}
+
+TEST(Safetensors, RejectsWhatDoesNotFit) {
+  const auto entry = [](const std::string& shape, const std::string& offsets) {
+    return R"({"a":{"dtype":"F32","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
+  };
+  EXPECT_EQ(error_of(safetensors(entry("[1]", "[0,4]"), "abcd")), "no error");
+  EXPECT_EQ(error_of(safetensors(entry("[1]", "[0,4]") + "   ", "abcd")), "no error");
+  EXPECT_THAT(error_of(safetensors(entry("[2]", "[0,4]"), "abcd")), HasSubstr("shape and dtype need 8"));
+  EXPECT_THAT(error_of(safetensors(entry("[1]", "[0,4]"), "abc")), HasSubstr("data_offsets 0..4 in 3 bytes"));
+  EXPECT_THAT(error_of(safetensors(entry("[1]", "[0,4]"), "abcde")), HasSubstr("1 bytes at the end"));
+  EXPECT_THAT(error_of(safetensors(entry("[1]", "[1,5]"), "abcde")), HasSubstr("begins at 1"));
+  EXPECT_THAT(error_of(safetensors(entry("[-1]", "[0,4]"), "abcd")), HasSubstr("shape"));
+  EXPECT_THAT(error_of(safetensors(entry("[4294967296,4294967296]", "[0,4]"), "abcd")), HasSubstr("too large"));
+  EXPECT_THAT(error_of(safetensors(R"({"a":{"dtype":"F99","shape":[],"data_offsets":[0,0]}})", "")), HasSubstr("F99"));
+  EXPECT_THAT(error_of(safetensors(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                                   R"("b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+                                   "x")),
+              HasSubstr("begins at 0"));
+  EXPECT_THAT(error_of(safetensors(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+                                   R"("a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+                                   "xy")),
+              HasSubstr("twice"));
+  EXPECT_THAT(error_of("abc"), HasSubstr("too short"));
+  EXPECT_THAT(error_of(safetensors("[1]", "")), HasSubstr("not a JSON object"));
+  EXPECT_THAT(error_of(safetensors("{", "")), HasSubstr("not a JSON object"));
+  EXPECT_THAT(error_of(std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8) + "{}"), HasSubstr("does not fit"));
+}
+
+TEST(TrainState, RoundTrip) {
+  TrainState state;
+  state.step = 123;
+  state.seed = 1ULL << 63;
+  state.epoch_loss_sum = 0.1;
+  state.scale = 3.0e-5F;
+  state.index_bytes = {1, 2};
+  auto again = state_from_json(to_json(state));
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(to_json(*again), to_json(state));
+  EXPECT_EQ(again->epoch_loss_sum, 0.1);
+  EXPECT_FALSE(state_from_json("{}"));
+  EXPECT_FALSE(state_from_json("{\"version\": 1}"));
+  EXPECT_FALSE(state_from_json("nonsense"));
+}
+
+class Directory : public ::testing::Test {
+ protected:
+  Directory() {
+    std::string name = ::testing::TempDir() + "ddprun-checkpoint-XXXXXX";
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~Directory() override { std::filesystem::remove_all(folder_); }
+
+  // Steps 1..n through the writer, each with its number in the model's tensor.
+  void save(std::int64_t from, std::int64_t to, std::int64_t keep) {
+    auto directory = CheckpointDirectory::open(folder_ + "/ck");
+    ASSERT_TRUE(directory) << directory.error().message();
+    CheckpointWriter writer(*directory, keep, {{"w", TensorType::f32, {2}, 8}}, {{"m.w", TensorType::f32, {2}, 8}});
+    for (std::int64_t step = from; step <= to; ++step) {
+      const auto& places = writer.begin();
+      const float values[2] = {static_cast<float>(step), -1};
+      std::memcpy(places[0], values, 8);
+      std::memcpy(places[1], values, 8);
+      TrainState state;
+      state.step = step;
+      writer.submit(state);
+    }
+    auto done = writer.wait();
+    EXPECT_TRUE(done) << done.error().message();
+    EXPECT_EQ(writer.last_saved_step(), to);
+  }
+
+  Result<Resume> newest() {
+    auto directory = CheckpointDirectory::open(folder_ + "/ck");
+    if (!directory) return std::move(directory).error();
+    return load_newest(*directory);
+  }
+  std::vector<std::string> names() {
+    std::vector<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/ck")) {
+      found.push_back(entry.path().filename().string());
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  std::string file(std::int64_t step, const char* name) { return folder_ + "/ck/" + folder_name(step) + "/" + name; }
+
+  std::string folder_;
+};
+
+TEST_F(Directory, KeepsTheNewest) {
+  save(1, 7, 3);
+  EXPECT_THAT(names(), ElementsAre(".lock", "latest", "step-000000005", "step-000000006", "step-000000007"));
+  EXPECT_EQ(std::filesystem::read_symlink(folder_ + "/ck/latest"), "step-000000007");
+  auto resume = newest();
+  ASSERT_TRUE(resume && resume->checkpoint);
+  EXPECT_EQ(resume->checkpoint->state.step, 7);
+  float w = 0;
+  std::memcpy(&w, resume->checkpoint->model.find("w")->bytes.data(), 4);
+  EXPECT_EQ(w, 7);
+}
+
+TEST_F(Directory, EmptyMeansBeginning) {
+  auto resume = newest();
+  ASSERT_TRUE(resume);
+  EXPECT_FALSE(resume->checkpoint);
+}
+
+// Every file, each kind of damage: found, said with its name, and the one before is taken.
+TEST_F(Directory, PassesOverDamage) {
+  for (const char* name : {kModelFile, kOptimizerFile, kStateFile, kChecksumFile}) {
+    for (const char* how : {"flip", "cut", "empty", "gone"}) {
+      std::filesystem::remove_all(folder_ + "/ck");
+      save(1, 3, 3);
+      const std::string path = file(3, name);
+      const auto size = std::filesystem::file_size(path);
+      if (how == std::string("flip")) {
+        std::fstream f(path, std::ios::in | std::ios::out | std::ios::binary);
+        f.seekg(static_cast<std::streamoff>(size / 2));
+        const char c = static_cast<char>(f.get() ^ 1);
+        f.seekp(static_cast<std::streamoff>(size / 2));
+        f.put(c);
+      } else if (how == std::string("gone")) {
+        std::filesystem::remove(path);
+      } else {
+        std::filesystem::resize_file(path, how == std::string("cut") ? size / 2 : 0);
+      }
+      auto resume = newest();
+      ASSERT_TRUE(resume) << name << " " << how << ": " << resume.error().message();
+      ASSERT_TRUE(resume->checkpoint) << name << " " << how;
+      EXPECT_EQ(resume->checkpoint->state.step, 2) << name << " " << how;
+      ASSERT_EQ(resume->damage.size(), 1U);
+      EXPECT_THAT(resume->damage[0], HasSubstr(name)) << how;
+      EXPECT_TRUE(std::filesystem::exists(folder_ + "/ck/damaged-step-000000003"));
+      save(3, 3, 3);  // its name is free again
+    }
+  }
+}
+
+TEST_F(Directory, RefusesWhenNothingIsGood) {
+  save(1, 2, 3);
+  std::filesystem::resize_file(file(1, kModelFile), 7);
+  std::filesystem::resize_file(file(2, kStateFile), 7);
+  const auto before = names();
+  auto resume = newest();
+  ASSERT_FALSE(resume);
+  EXPECT_THAT(resume.error().message(), HasSubstr("none of its 2 checkpoints is good"));
+  EXPECT_EQ(names(), before);
+}
+
+TEST_F(Directory, RemainsOfAKilledWriterDoNoHarm) {
+  save(1, 2, 3);
+  std::filesystem::create_directory(folder_ + "/ck/.writing-step-000000003");
+  std::ofstream(folder_ + "/ck/.writing-step-000000003/model.safetensors") << "half";
+  std::filesystem::create_directory(folder_ + "/ck/.removing-step-000000001");
+  auto resume = newest();
+  ASSERT_TRUE(resume && resume->checkpoint);
+  EXPECT_EQ(resume->checkpoint->state.step, 2);
+  save(3, 3, 3);
+  EXPECT_THAT(names(), ElementsAre(".lock", "latest", "step-000000001", "step-000000002", "step-000000003"));
+}
+
+TEST_F(Directory, AFailedSaveLeavesTheOthers) {
+  save(1, 2, 3);
+  auto directory = CheckpointDirectory::open(folder_ + "/ck");
+  ASSERT_TRUE(directory);
+  // A name that cannot be created stands for a disk that is full: the same way out.
+  auto failed = directory->write(3, {FileContent{"no/such/folder", {}}});
+  ASSERT_FALSE(failed);
+  EXPECT_THAT(failed.error().message(), HasSubstr("step-000000003"));
+  EXPECT_THAT(names(), ElementsAre(".lock", "latest", "step-000000001", "step-000000002"));
+}
+
+}  // namespace
+}  // namespace ddprun::checkpoint

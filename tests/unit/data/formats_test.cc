@@ -1,0 +1,241 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zlib.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "worker/data/dataset.h"
+
+namespace ddprun::data {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class Formats : public ::testing::Test {
+ protected:
+  Formats() {
+    std::string name = ::testing::TempDir() + "ddprun-formats-XXXXXX";
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~Formats() override { std::filesystem::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& bytes) {
+    const std::string path = folder_ + "/" + name;
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+
+  struct Sample {
+    std::vector<float> input;
+    std::vector<std::int32_t> input_ids;
+    std::vector<std::int32_t> label;
+    std::vector<float> value;
+  };
+  static Sample read(const Dataset& dataset, std::int64_t index, std::int64_t epoch = 0) {
+    const SampleSpec& spec = dataset.spec();
+    std::vector<std::byte> input(spec.input_bytes());
+    std::vector<std::byte> target(spec.target_bytes());
+    auto done = dataset.read(SampleKey{3, epoch, index}, input.data(), target.data());
+    EXPECT_TRUE(done) << (done ? "" : done.error().message());
+    Sample sample;
+    const auto copy = [](const std::vector<std::byte>& from, auto& to) {
+      to.resize(from.size() / 4);
+      std::memcpy(to.data(), from.data(), from.size());
+    };
+    if (spec.input_type == ElementType::f32) copy(input, sample.input);
+    if (spec.input_type == ElementType::i32) copy(input, sample.input_ids);
+    if (spec.target_type == ElementType::i32) copy(target, sample.label);
+    if (spec.target_type == ElementType::f32) copy(target, sample.value);
+    return sample;
+  }
+
+  static std::string error_of(const DatasetOptions& options) {
+    auto opened = open_dataset(options);
+    return opened ? "no error" : opened.error().message();
+  }
+
+  std::string folder_;
+};
+
+DatasetOptions options(const std::string& format, const std::string& inputs, const std::string& targets = "") {
+  DatasetOptions o;
+  o.format = format;
+  o.paths = {inputs, targets};
+  return o;
+}
+
+TEST_F(Formats, CsvHasTheTargetLast) {
+  DatasetOptions o = options("csv", write("a.csv", "x,y,target\n1, 2.5,-3e-1\r\n\n+4,5,6\n"));
+  o.target = TargetKind::values;
+  auto data = open_dataset(o);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_EQ((*data)->size(), 2);
+  EXPECT_THAT((*data)->spec().input_shape, ElementsAre(2));
+  EXPECT_THAT(read(**data, 0).input, ElementsAre(1.0F, 2.5F));
+  EXPECT_THAT(read(**data, 0).value, ElementsAre(-0.3F));
+  EXPECT_THAT(read(**data, 1).value, ElementsAre(6.0F));
+  EXPECT_THAT((*data)->name_of(1), HasSubstr("a.csv:4"));
+}
+
+TEST_F(Formats, CsvErrorsNameTheLine) {
+  EXPECT_THAT(error_of(options("csv", folder_ + "/none.csv")), HasSubstr("none.csv"));
+  EXPECT_THAT(error_of(options("csv", write("b.csv", "1,2\n3,x\n"))), HasSubstr("b.csv:2: column 2: 'x'"));
+  EXPECT_THAT(error_of(options("csv", write("c.csv", "1,2\n1,2,3\n"))), HasSubstr("c.csv:2: 3 numbers"));
+  EXPECT_THAT(error_of(options("csv", write("d.csv", "1,nan\n"))), HasSubstr("d.csv:1"));
+  EXPECT_THAT(error_of(options("csv", write("e.csv", ""))), HasSubstr("no samples"));
+  DatasetOptions labels = options("csv", write("f.csv", "1,0\n2,1\n\n3,7\n"));
+  labels.classes = 3;
+  EXPECT_THAT(error_of(labels), HasSubstr("f.csv:4: label 7 is not a class number from 0 to 2"));
+  labels = options("csv", write("g.csv", "1,0.5\n"));
+  EXPECT_THAT(error_of(labels), HasSubstr("g.csv:1: label 0.5"));
+}
+
+std::string idx(const std::vector<std::uint32_t>& sizes, const std::string& values) {
+  std::string bytes = {'\0', '\0', '\x08', static_cast<char>(sizes.size())};
+  for (const std::uint32_t size : sizes) {
+    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<char>((size >> shift) & 0xff));
+  }
+  return bytes + values;
+}
+
+TEST_F(Formats, IdxPlainAndGzip) {
+  const std::string images = idx({2, 2, 2}, std::string("\x00\xff\x33\x66\x01\x02\x03\x04", 8));
+  const std::string labels = write("labels", idx({2}, std::string("\x01\x00", 2)));
+  const std::string packed = folder_ + "/images.gz";
+  gzFile file = ::gzopen(packed.c_str(), "wb");
+  ::gzwrite(file, images.data(), static_cast<unsigned>(images.size()));
+  ::gzclose(file);
+  for (const std::string& path : {write("images", images), packed}) {
+    auto data = open_dataset(options("idx", path, labels));
+    ASSERT_TRUE(data) << data.error().message();
+    EXPECT_THAT((*data)->spec().input_shape, ElementsAre(2, 2, 1));
+    EXPECT_EQ((*data)->spec().classes, 2);
+    EXPECT_THAT(read(**data, 0).input, ElementsAre(0.0F, 1.0F, 0x33 / 255.0F, 0x66 / 255.0F));
+    EXPECT_THAT(read(**data, 0).label, ElementsAre(1));
+  }
+  DatasetOptions normalized = options("idx", packed, labels);
+  normalized.mean = {0.5};
+  normalized.std = {0.25};
+  auto data = open_dataset(normalized);
+  ASSERT_TRUE(data);
+  EXPECT_FLOAT_EQ(read(**data, 0).input[1], 2.0F);
+}
+
+TEST_F(Formats, IdxErrorsNameTheFile) {
+  const std::string labels = write("labels", idx({2}, std::string("\x01\x09", 2)));
+  const std::string images = idx({2, 1, 1}, "ab");
+  EXPECT_THAT(error_of(options("idx", write("cut", images.substr(0, images.size() - 1)), labels)),
+              HasSubstr("cut: 1 bytes of data, 2 expected"));
+  EXPECT_THAT(error_of(options("idx", write("text", "hello world"), labels)), HasSubstr("text: not an IDX file"));
+  EXPECT_THAT(error_of(options("idx", write("one", idx({1, 1, 1}, "a")), labels)), HasSubstr("has 1 images"));
+  DatasetOptions few = options("idx", write("good", images), labels);
+  few.classes = 5;
+  EXPECT_THAT(error_of(few), HasSubstr("labels sample 1: label 9 is not a class number from 0 to 4"));
+  EXPECT_THAT(error_of(options("idx", folder_, labels)), HasSubstr("is a folder"));
+}
+
+std::string npy(const std::string& descr, const std::string& shape, const std::string& values) {
+  std::string header = "{'descr': '" + descr + "', 'fortran_order': False, 'shape': " + shape + ", }";
+  while ((10 + header.size() + 1) % 64 != 0) header.push_back(' ');
+  header.push_back('\n');
+  std::string bytes("\x93NUMPY\x01\x00", 8);
+  bytes.push_back(static_cast<char>(header.size() & 0xff));
+  bytes.push_back(static_cast<char>(header.size() >> 8));
+  return bytes + header + values;
+}
+
+template <typename T>
+std::string raw(std::initializer_list<T> values) {
+  return std::string(reinterpret_cast<const char*>(values.begin()), values.size() * sizeof(T));
+}
+
+TEST_F(Formats, Npy) {
+  const std::string x = write("x.npy", npy("<f4", "(2, 3)", raw<float>({1, 2, 3, 4, 5, 6})));
+  const std::string y = write("y.npy", npy("<i8", "(2,)", raw<std::int64_t>({1, 0})));
+  auto data = open_dataset(options("npy", x, y));
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_THAT(read(**data, 1).input, ElementsAre(4.0F, 5.0F, 6.0F));
+  EXPECT_THAT(read(**data, 0).label, ElementsAre(1));
+  DatasetOptions values = options("npy", x, write("z.npy", npy("<f8", "(2, 2)", raw<double>({1, 2, 3, 4.5}))));
+  values.target = TargetKind::values;
+  data = open_dataset(values);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_THAT(read(**data, 1).value, ElementsAre(3.0F, 4.5F));
+}
+
+TEST_F(Formats, NpyErrorsNameTheFile) {
+  const std::string y = write("y.npy", npy("<i8", "(2,)", raw<std::int64_t>({1, 0})));
+  EXPECT_THAT(error_of(options("npy", write("short.npy", npy("<f4", "(2, 3)", "abc")), y)),
+              HasSubstr("short.npy: 3 bytes of data, 24 expected"));
+  EXPECT_THAT(error_of(options("npy", write("be.npy", npy(">f4", "(2, 1)", "abcdefgh")), y)), HasSubstr("be.npy"));
+  EXPECT_THAT(error_of(options("npy", write("no.npy", "no"), y)), HasSubstr("no.npy: not a .npy file"));
+  EXPECT_THAT(error_of(options("npy", write("huge.npy", npy("<f4", "(99999999999, 99999999999)", "")), y)),
+              HasSubstr("damaged shape"));
+}
+
+TEST_F(Formats, TokensOfBothKinds) {
+  std::string tokens;
+  for (int i = 0; i < 9; ++i) tokens += raw<std::uint16_t>({static_cast<std::uint16_t>(i)});
+  std::string header(1024, '\0');
+  const std::int32_t head[3] = {20240520, 1, 9};
+  std::memcpy(header.data(), head, sizeof(head));
+  for (const std::string& path : {write("nano.bin", tokens), write("llmc.bin", header + tokens)}) {
+    DatasetOptions o = options("tokens", path);
+    o.sequence_length = 4;
+    o.classes = 9;
+    auto data = open_dataset(o);
+    ASSERT_TRUE(data) << data.error().message();
+    EXPECT_EQ((*data)->size(), 2);
+    EXPECT_THAT(read(**data, 1).input_ids, ElementsAre(4, 5, 6, 7));
+    EXPECT_THAT(read(**data, 1).label, ElementsAre(5, 6, 7, 8));
+    o.classes = 8;
+    data = open_dataset(o);
+    ASSERT_TRUE(data);
+    std::int32_t in[4];
+    std::int32_t out[4];
+    auto done = (*data)->read(SampleKey{0, 0, 1}, reinterpret_cast<std::byte*>(in), reinterpret_cast<std::byte*>(out));
+    ASSERT_FALSE(done);
+    EXPECT_THAT(done.error().message(), HasSubstr("token 8 at position 8 is outside the vocabulary of 8"));
+  }
+  DatasetOptions o = options("tokens", write("cut.bin", header + tokens.substr(2)));
+  EXPECT_THAT(error_of(o), HasSubstr("its header promises 9 tokens"));
+  o = options("tokens", write("few.bin", tokens));
+  EXPECT_THAT(error_of(o), HasSubstr("9 tokens; a sample of data.sequence_length 1024 needs 1025"));
+}
+
+TEST_F(Formats, AugmentationDependsOnSampleAndEpochOnly) {
+  std::string pixels;
+  for (int i = 0; i < 2 * 8 * 8; ++i) pixels.push_back(static_cast<char>(i));
+  DatasetOptions o =
+      options("idx", write("images", idx({2, 8, 8}, pixels)), write("labels", idx({2}, std::string(2, '\0'))));
+  o.crop = o.flip = true;
+  auto data = open_dataset(o);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_EQ(read(**data, 0, 5).input, read(**data, 0, 5).input);
+  int different = 0;
+  for (int epoch = 1; epoch < 10; ++epoch) different += read(**data, 0, epoch).input != read(**data, 0, 0).input;
+  EXPECT_GE(different, 7);
+  o.training = false;
+  data = open_dataset(o);
+  EXPECT_EQ(read(**data, 0, 1).input, read(**data, 0, 2).input);
+}
+
+TEST_F(Formats, SyntheticIsTheSameEveryTime) {
+  DatasetOptions o;
+  o.format = "synthetic";
+  o.synthetic_shape = {5};
+  o.classes = 4;
+  auto a = open_dataset(o);
+  auto b = open_dataset(o);
+  ASSERT_TRUE(a);
+  EXPECT_EQ(read(**a, 7).input, read(**b, 7).input);
+  EXPECT_NE(read(**a, 7).input, read(**a, 8).input);
+  for (int i = 0; i < 100; ++i) EXPECT_LT(read(**a, i).label[0], 4);
+}
+
+}  // namespace
+}  // namespace ddprun::data

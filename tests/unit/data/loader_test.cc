@@ -1,0 +1,134 @@
+#include "worker/data/loader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "worker/data/sample_random.h"
+
+namespace ddprun::data {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Values that depend on the whole key, with uneven work per sample.
+class FakeDataset final : public Dataset {
+ public:
+  FakeDataset() {
+    spec_.input_shape = {3};
+    spec_.classes = 10;
+  }
+  std::int64_t size() const override { return 1000; }
+  const SampleSpec& spec() const override { return spec_; }
+  Result<void> read(const SampleKey& key, std::byte* input, std::byte* target) const override {
+    if (key.index == broken) return Error(Errc::malformed, name_of(key.index) + ": broken");
+    if (key.index == slow) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    SampleRandom random(key);
+    auto* out = reinterpret_cast<float*>(input);
+    for (int i = 0; i < 3; ++i) out[i] = static_cast<float>(random.uniform());
+    for (int spin = 0; spin < (key.index % 7) * 200; ++spin) random.next();
+    *reinterpret_cast<std::int32_t*>(target) = static_cast<std::int32_t>(key.index % 10);
+    return {};
+  }
+  std::string name_of(std::int64_t index) const override { return "fake " + std::to_string(index); }
+
+  std::int64_t broken = -1;
+  std::int64_t slow = -1;
+
+ private:
+  SampleSpec spec_;
+};
+
+LoaderOptions options(int workers, std::int64_t batch = 4) {
+  LoaderOptions o;
+  o.batch_size = batch;
+  o.num_workers = workers;
+  o.seed = 11;
+  return o;
+}
+
+std::vector<std::int64_t> first(std::int64_t n) {
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(n));
+  std::iota(indices.begin(), indices.end(), 0);
+  return indices;
+}
+
+std::string all_bytes(Loader& loader, std::vector<std::int64_t>* sizes = nullptr) {
+  std::string bytes;
+  for (;;) {
+    auto batch = loader.next();
+    EXPECT_TRUE(batch) << batch.error().message();
+    if (!batch || *batch == nullptr) return bytes;
+    if (sizes != nullptr) sizes->push_back((*batch)->size);
+    bytes.append(reinterpret_cast<const char*>((*batch)->inputs), static_cast<std::size_t>((*batch)->size) * 12);
+    bytes.append(reinterpret_cast<const char*>((*batch)->targets), static_cast<std::size_t>((*batch)->size) * 4);
+  }
+}
+
+TEST(Loader, GivesTheSameBatchesForAnyNumberOfThreads) {
+  const FakeDataset dataset;
+  Loader none(dataset, options(0));
+  none.begin_epoch(2, first(103));
+  EXPECT_EQ(none.batches(), 26);
+  std::vector<std::int64_t> sizes;
+  const std::string expected = all_bytes(none, &sizes);
+  EXPECT_EQ(sizes.back(), 3);
+  for (const int workers : {1, 2, 5}) {
+    for (const bool persistent : {true, false}) {
+      LoaderOptions o = options(workers);
+      o.persistent_workers = persistent;
+      Loader loader(dataset, o);
+      for (int again = 0; again < 3; ++again) {
+        loader.begin_epoch(2, first(103));
+        EXPECT_EQ(all_bytes(loader), expected);
+      }
+      loader.begin_epoch(3, first(103));
+      EXPECT_NE(all_bytes(loader), expected);
+    }
+  }
+}
+
+TEST(Loader, AnEpochMayBeLeftInTheMiddle) {
+  const FakeDataset dataset;
+  Loader loader(dataset, options(3));
+  for (int i = 0; i < 20; ++i) {
+    loader.begin_epoch(i, first(50));
+    ASSERT_TRUE(loader.next());
+  }
+  loader.begin_epoch(99, first(8));
+  EXPECT_EQ(all_bytes(loader).size(), 8U * 16);
+}
+
+TEST(Loader, ABrokenSampleIsAnErrorOfItsOwnBatch) {
+  FakeDataset dataset;
+  dataset.broken = 9;
+  for (const int workers : {0, 1, 3}) {
+    Loader loader(dataset, options(workers));
+    loader.begin_epoch(0, first(20));
+    EXPECT_TRUE(loader.next());
+    EXPECT_TRUE(loader.next());
+    auto third = loader.next();
+    ASSERT_FALSE(third);
+    EXPECT_THAT(third.error().message(), HasSubstr("fake 9: broken"));
+  }
+}
+
+TEST(Loader, ATimeoutNamesTheSlowSample) {
+  FakeDataset dataset;
+  dataset.slow = 5;
+  LoaderOptions o = options(1);
+  o.timeout = std::chrono::milliseconds(50);
+  Loader loader(dataset, o);
+  loader.begin_epoch(0, first(20));
+  ASSERT_TRUE(loader.next());
+  auto second = loader.next();
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), Errc::timed_out);
+  EXPECT_THAT(second.error().message(), HasSubstr("fake 5"));
+}
+
+}  // namespace
+}  // namespace ddprun::data

@@ -1,0 +1,201 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "worker/config.h"
+#include "worker/leak_check.h"
+#include "worker/metrics.h"
+#include "worker/progress.h"
+#include "worker/tensorboard.h"
+
+namespace ddprun::trainer {
+namespace {
+
+using ::testing::HasSubstr;
+
+const char* const kSmall = R"(model: {name: linear}
+data:
+  format: csv
+  train: a.csv
+)";
+
+std::string error_of(const std::string& text, const std::vector<std::string>& set = {}) {
+  auto config = parse_config(text, "f.yaml", set);
+  return config ? "no error" : config.error().message();
+}
+
+TEST(TrainerConfig, DefaultsAreThoseOfTheSchema) {
+  auto config = parse_config(kSmall, "f.yaml", {});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->data.batch_size, 64);
+  EXPECT_TRUE(config->data.shuffle);
+  EXPECT_EQ(config->schedule.lr, 0.1);
+  EXPECT_EQ(config->optimizer.weight_decay, 0);
+  EXPECT_EQ(config->train.epochs, 5);
+  EXPECT_EQ(config->checkpoint.every_steps, 100);
+  EXPECT_EQ(config->checkpoint.resume, "auto");
+  EXPECT_EQ(config->precision.scaler.scale, 65536.0F);
+  EXPECT_FALSE(config->precision.scale_loss);
+  EXPECT_EQ(config->log.file, "train.log");
+  EXPECT_TRUE(config->output.metrics.empty());
+}
+
+TEST(TrainerConfig, ReadsEveryKey) {
+  auto config = parse_config(R"(
+model: {name: gpt2, layers: 2, heads: 4, embedding: 64, vocabulary: 256, context: 128, dropout: 0.1}
+data: {format: tokens, train: a.bin, validation: b.bin, batch_size: 8, sequence_length: 128, num_workers: 3, prefetch_factor: 4,
+       persistent_workers: false, pin_memory: false, drop_last: true}
+loss: {name: cross_entropy, label_smoothing: 0.1, ignore_index: -1}
+optimizer: {name: adamw, lr: 6.0e-4, betas: [0.9, 0.95], eps: 1e-9, weight_decay: 0.1, clip_grad_norm: 1.0}
+schedule: {name: cosine, warmup_steps: 100, min_lr: 6e-5}
+train: {epochs: 2, max_steps: 50, seed: 3, accumulate: 4, activation_checkpointing: true, on_nan: skip, memory_limit_mb: 4000}
+ddp: {bucket_cap_mb: 4, first_bucket_mb: 0.5, overlap: false, compression: bf16, force_compression: true, sync_buffers: step, backend: cpu, timeout_s: 5}
+precision: {dtype: fp16, init_scale: 1024, growth_interval: 10}
+checkpoint: {dir: ck, every_steps: 7, keep: 2, resume: none}
+log: {file: l.log, every_steps: 1, memory_check: false}
+output: {metrics: m.jsonl, indices: i, tensorboard: tb}
+)",
+                             "f.yaml", {"data.batch_size=32", "train.seed=9"});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->data.batch_size, 32);
+  EXPECT_EQ(config->train.seed, 9U);
+  EXPECT_TRUE(config->precision.scale_loss);
+  EXPECT_EQ(config->optimizer.beta2, 0.95);
+  EXPECT_EQ(config->ddp.timeout.count(), 5000);
+  EXPECT_EQ(config->loss.ignore_index, -1);
+  EXPECT_EQ(config->train.on_nan, OnNan::skip);
+}
+
+TEST(TrainerConfig, LossMayBeJustItsName) {
+  auto config = parse_config(std::string(kSmall) + "loss: mse\n", "f.yaml", {});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->loss.kind, engine::LossKind::mse);
+}
+
+TEST(TrainerConfig, ErrorsNameFileLineAndKey) {
+  EXPECT_THAT(error_of(std::string(kSmall) + "optimizer: {learning_rat: 3}\n"),
+              ::testing::AllOf(HasSubstr("f.yaml:5"), HasSubstr("learning_rat")));
+  EXPECT_THAT(error_of(std::string(kSmall) + "  batch_size: many\n"),
+              ::testing::AllOf(HasSubstr("f.yaml:5"), HasSubstr("data.batch_size"), HasSubstr("many")));
+  EXPECT_THAT(error_of(std::string(kSmall) + "  batch_size: 0\n"), HasSubstr("data.batch_size"));
+  EXPECT_THAT(error_of("model: {name: lineer}\ndata: {format: csv, train: a}\n"), HasSubstr("lineer"));
+  EXPECT_THAT(error_of("data: {format: csv, train: a}\n"), HasSubstr("model.name"));
+  EXPECT_THAT(error_of("model: {name: linear}\ndata: {format: csv}\n"), HasSubstr("data.train"));
+  EXPECT_THAT(error_of(std::string(kSmall) + "ddp: {compression: zip}\n"), HasSubstr("ddp.compression"));
+  EXPECT_THAT(error_of(std::string(kSmall) + "train: {epochs: 0}\n"), HasSubstr("train.epochs"));
+  EXPECT_THAT(error_of(kSmall, {"data.batch=3"}), HasSubstr("batch"));
+}
+
+TEST(TrainerConfig, TheSamplesInDeployLoad) {
+  ::setenv("DATA_DIR", "/data", 1);
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(DDPRUN_SOURCE_DIR "/deploy/configs")) {
+    if (entry.path().extension() != ".yaml") continue;
+    auto config = load_config(entry.path().string(), {});
+    EXPECT_TRUE(config) << config.error().message();
+    ++count;
+  }
+  EXPECT_GE(count, 6);
+}
+
+TEST(Metrics, JsonLine) {
+  EXPECT_EQ(
+      to_json_line(
+          {.step = 3, .epoch = 1, .loss = 0.5, .lr = 0.1, .scale = 64, .skipped = false, .samples_per_s = 10.04}),
+      "{\"step\":3,\"epoch\":1,\"loss\":0.5,\"lr\":0.1,\"scale\":64.0,\"skipped\":false,\"samples_per_s\":10.0}\n");
+  EXPECT_THAT(to_json_line({.loss = std::numeric_limits<double>::quiet_NaN()}), HasSubstr("\"loss\":null"));
+}
+
+TEST(Metrics, AreCutBackToAStep) {
+  std::string name = ::testing::TempDir() + "ddprun-metrics-XXXXXX";
+  const std::string folder = ::mkdtemp(name.data());
+  const std::string path = folder + "/sub/m.jsonl";
+  {
+    auto file = LineFile::open(path, 0);
+    ASSERT_TRUE(file) << file.error().message();
+    for (int step = 1; step <= 5; ++step) ASSERT_TRUE(file->append(to_json_line({.step = step})));
+    ASSERT_TRUE(file->append("{\"step\":6, half"));  // what a killed run leaves
+  }
+  EXPECT_EQ(*metrics_bytes_up_to(path, 0), 0);
+  auto bytes = metrics_bytes_up_to(path, 3);
+  ASSERT_TRUE(bytes);
+  {
+    auto file = LineFile::open(path, *bytes);
+    ASSERT_TRUE(file);
+    ASSERT_TRUE(file->append(to_json_line({.step = 4, .loss = 9})));
+  }
+  std::ifstream in(path);
+  std::string line;
+  int lines = 0;
+  while (std::getline(in, line)) ++lines;
+  EXPECT_EQ(lines, 4);
+  EXPECT_EQ(*metrics_bytes_up_to(folder + "/none", 3), 0);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Progress, LinesAndBars) {
+  EXPECT_EQ(format_duration(7.4), "0:07");
+  EXPECT_EQ(format_duration(754), "12:34");
+  EXPECT_EQ(format_duration(3600 * 3 + 245), "3:04:05");
+  EXPECT_EQ(format_duration(-1), "?");
+  ProgressState s;
+  s.epochs = 5;
+  s.step = 50;
+  s.steps_in_epoch = 100;
+  s.loss = 0.25;
+  s.lr = 0.1;
+  s.samples_per_s = 1234;
+  s.eta_s = 65;
+  EXPECT_EQ(progress_line(s), "epoch 1/5 step 50/100 loss 0.2500 lr 0.1 1234 samples/s eta 1:05");
+  for (const int width : {10, 40, 80, 200}) EXPECT_LE(progress_bar(s, width).size(), static_cast<std::size_t>(width));
+  EXPECT_THAT(progress_bar(s, 100), HasSubstr("####"));
+  s.tokens_per_s = 99;
+  EXPECT_THAT(progress_line(s), HasSubstr("99 tokens/s"));
+}
+
+TEST(LeakCheck, NamesWhatGrew) {
+  const ResourceUse before{.rss_bytes = 100'000'000, .arena_bytes = 5, .descriptors = 10, .threads = 3};
+  EXPECT_EQ(growth(before, before), "");
+  ResourceUse now = before;
+  now.rss_bytes += 5'000'000;  // an allocator's own coming and going
+  EXPECT_EQ(growth(before, now), "");
+  now.rss_bytes += 50'000'000;
+  now.descriptors = 12;
+  EXPECT_EQ(growth(before, now), "resident memory +55.0 MB, descriptors +2");
+  now = before;
+  now.threads = 4;
+  now.arena_bytes = 1'000'005;
+  EXPECT_EQ(growth(before, now), "arena +1.0 MB, threads +1");
+}
+
+TEST(LeakCheck, MeasuresThisProcess) {
+  auto use = measure_resources();
+  ASSERT_TRUE(use);
+  EXPECT_GT(use->rss_bytes, 1'000'000);
+  EXPECT_GE(use->descriptors, 3);
+  EXPECT_GE(use->threads, 1);
+  const int fd = ::dup(0);
+  auto more = measure_resources();
+  ::close(fd);
+  ASSERT_TRUE(more);
+  EXPECT_EQ(more->descriptors, use->descriptors + 1);
+}
+
+TEST(TensorBoard, RecordOfAKnownEvent) {
+  // Bytes of tensorboard 2.20's own writer for Event(wall_time=1.0, step=2, summary=[tag "a", simple_value 0.5]).
+  const std::string event = scalar_event(1.0, 2, "a", 0.5);
+  EXPECT_EQ(
+      event,
+      std::string("\x09\x00\x00\x00\x00\x00\x00\xf0\x3f\x10\x02\x2a\x0a\x0a\x08\x0a\x01\x61\x15\x00\x00\x00\x3f", 23));
+  const std::string record = tfrecord(event);
+  EXPECT_EQ(record.size(), event.size() + 16);
+}
+
+}  // namespace
+}  // namespace ddprun::trainer
