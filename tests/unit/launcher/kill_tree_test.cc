@@ -1,0 +1,164 @@
+#include "launcher/kill_tree.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "launcher/oom.h"
+#include "tests/support/proc_files.h"
+
+namespace ddprun::launcher {
+namespace {
+
+using testing::Folder;
+using testing::write_all_text;
+
+TEST(KillTree, StatWithParenthesesInTheName) {
+  const auto stat = parse_process_stat("77 (a) b (c) S 12 34 56 0 -1");
+  ASSERT_TRUE(stat);
+  EXPECT_EQ(stat->state, 'S');
+  EXPECT_EQ(stat->parent, 12);
+  EXPECT_EQ(stat->group, 34);
+  EXPECT_EQ(stat->session, 56);
+  for (const char* broken : {"", "77", "77 (x", "77 (x) S", "77 (x) SS 1 2 3"}) {
+    EXPECT_FALSE(parse_process_stat(broken)) << broken;
+  }
+}
+
+struct FakeProc {
+  Folder folder;
+  void add(int pid, char state, int parent, int session, const std::string& environment) {
+    const std::string base = folder / std::to_string(pid);
+    write_all_text(base + "/stat", std::to_string(pid) + " (w) " + state + " " + std::to_string(parent) + " " +
+                                       std::to_string(session) + " " + std::to_string(session) + " 0");
+    write_all_text(base + "/environ", environment);
+  }
+};
+
+TEST(KillTree, FindsBySessionAndByToken) {
+  FakeProc proc;
+  using namespace std::string_literals;
+  proc.add(900001, 'S', 1, 900001, "A=1\0"s);
+  proc.add(900002, 'S', 900001, 900001, ""s);
+  proc.add(900003, 'Z', 1, 900001, ""s);
+  proc.add(900004, 'S', 1, 900004, "A=1\0JOB=x\0B=2"s);
+  proc.add(900005, 'S', 1, 900005, "A=JOB=x\0JOB=xy\0"s);
+  auto found = find_processes(proc.folder.path(), {900001}, "JOB=x");
+  std::sort(found.begin(), found.end());
+  EXPECT_EQ(found, (std::vector<pid_t>{900001, 900002, 900004}));
+}
+
+TEST(KillTree, ChildrenFromTheKernelsListOrFromAll) {
+  FakeProc proc;
+  proc.add(900001, 'S', 1, 1, "");
+  proc.add(900002, 'S', 900001, 1, "");
+  proc.add(900003, 'Z', 900001, 1, "");
+  auto children = find_children(proc.folder.path(), 900001);
+  std::sort(children.begin(), children.end());
+  EXPECT_EQ(children, (std::vector<pid_t>{900002, 900003}));
+  write_all_text(proc.folder / "900001/task/900001/children", "900007 900008 ");
+  EXPECT_EQ(find_children(proc.folder.path(), 900001), (std::vector<pid_t>{900007, 900008}));
+}
+
+struct FakeHost {
+  Folder folder;
+  std::string proc() const { return folder / "proc"; }
+  std::string cgroup() const { return folder / "cgroup"; }
+  void host_kills(int n) {
+    write_all_text(proc() + "/vmstat", "pgfault 12\noom_kill " + std::to_string(n) + "\nx 1\n");
+  }
+  void v1(const std::string& group, int kills) {
+    write_all_text(cgroup() + "/memory" + group + "/memory.oom_control",
+                   "oom_kill_disable 0\nunder_oom 0\noom_kill " + std::to_string(kills) + "\n");
+    write_all_text(cgroup() + "/memory" + group + "/memory.stat", "cache 0\nhierarchical_memory_limit 67108864\n");
+  }
+  void v2(const std::string& group, int kills) {
+    write_all_text(cgroup() + group + "/memory.events", "low 0\noom 1\noom_kill " + std::to_string(kills) + "\n");
+  }
+  void member(const std::string& pid, const std::string& lines) {
+    write_all_text(proc() + "/" + pid + "/cgroup", lines);
+  }
+};
+
+ExitStatus killed() {
+  ExitStatus status;
+  status.signal = SIGKILL;
+  return status;
+}
+
+TEST(OomWatch, VersionOneCounterOfOurGroup) {
+  FakeHost host;
+  host.member("self", "5:devices:/\n4:memory:/job/a\n0::/\n");
+  host.member("77", "5:devices:/\n4:memory:/job/a\n0::/\n");
+  host.host_kills(3);
+  host.v1("/job/a", 1);
+  OomWatch watch(host.proc(), host.cgroup());
+  watch.mark();
+  EXPECT_FALSE(watch.judge(77, killed()).out_of_memory);  // somebody's SIGKILL
+  host.host_kills(4);
+  EXPECT_FALSE(watch.judge(77, killed()).out_of_memory);  // the kernel killed in another group
+  host.v1("/job/a", 2);
+  const auto verdict = watch.judge(77, killed());
+  EXPECT_TRUE(verdict.out_of_memory);
+  EXPECT_EQ(verdict.detail, "limit 64.0 MiB of control group /job/a");
+  // The one kill explains that one end, not a neighbour's exit code.
+  ExitStatus failed;
+  failed.code = 1;
+  EXPECT_FALSE(watch.judge(77, failed).out_of_memory);
+}
+
+TEST(OomWatch, WorkersOwnGroup) {
+  FakeHost host;
+  host.member("self", "4:memory:/job\n");
+  host.member("77", "4:memory:/job/worker (deleted)\n");
+  host.host_kills(0);
+  host.v1("/job", 0);
+  OomWatch watch(host.proc(), host.cgroup());
+  watch.mark();
+  host.v1("/job/worker", 1);
+  host.host_kills(1);
+  EXPECT_TRUE(watch.judge(77, killed()).out_of_memory);
+}
+
+TEST(OomWatch, VersionTwoCounterAndLimitAbove) {
+  FakeHost host;
+  host.member("self", "0::/slice/job\n");
+  host.member("77", "0::/slice/job\n");
+  host.v2("/slice/job", 0);
+  write_all_text(host.cgroup() + "/slice/job/memory.max", "max\n");
+  write_all_text(host.cgroup() + "/slice/memory.max", "1073741824\n");
+  OomWatch watch(host.proc(), host.cgroup());
+  watch.mark();
+  EXPECT_FALSE(watch.judge(77, killed()).out_of_memory);
+  host.v2("/slice/job", 1);
+  const auto verdict = watch.judge(77, killed());
+  EXPECT_TRUE(verdict.out_of_memory);
+  EXPECT_EQ(verdict.detail, "limit 1.0 GiB of control group /slice/job");
+}
+
+TEST(OomWatch, AKilledHelperExplainsAnExitCode) {
+  FakeHost host;
+  host.member("self", "0::/job\n");
+  host.member("77", "0::/job\n");
+  host.v2("/job", 0);
+  OomWatch watch(host.proc(), host.cgroup());
+  watch.mark();
+  host.v2("/job", 1);
+  ExitStatus failed;
+  failed.code = 1;
+  const auto verdict = watch.judge(77, failed);
+  EXPECT_TRUE(verdict.out_of_memory);
+  EXPECT_NE(verdict.detail.find("a process that it had started was killed"), std::string::npos);
+  EXPECT_FALSE(watch.judge(77, ExitStatus{}).out_of_memory);  // a good end needs no explanation
+}
+
+TEST(OomWatch, NoCountersNoVerdict) {
+  FakeHost host;
+  OomWatch watch(host.proc(), host.cgroup());
+  watch.mark();
+  EXPECT_FALSE(watch.judge(77, killed()).out_of_memory);
+}
+
+}  // namespace
+}  // namespace ddprun::launcher

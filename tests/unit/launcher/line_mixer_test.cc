@@ -1,0 +1,155 @@
+#include "launcher/line_mixer.h"
+
+#include <gtest/gtest.h>
+
+#include "launcher/output.h"
+#include "launcher/output_hub.h"
+
+namespace ddprun::launcher {
+namespace {
+
+class Mixer {
+ public:
+  explicit Mixer(bool terminal) : mixer_(terminal) {}
+  int add(const std::string& prefix) { return mixer_.add(prefix); }
+  void feed(int stream, std::string_view bytes) { mixer_.feed(stream, bytes, clock_.now(), out_); }
+  void finish(int stream) { mixer_.finish(stream, out_); }
+  void wait() {
+    clock_.advance(std::chrono::seconds(1));
+    mixer_.flush_idle(clock_.now(), out_);
+  }
+  bool has_deadline() const { return mixer_.next_flush().has_value(); }
+  std::string take() { return std::exchange(out_, {}); }
+
+ private:
+  LineMixer mixer_;
+  ManualClock clock_;
+  std::string out_;
+};
+
+TEST(LineMixer, PrefixStandsBeforeWholeLinesOnly) {
+  Mixer mixer(false);
+  const int a = mixer.add("[a]:"), b = mixer.add("[b]:");
+  mixer.feed(a, "one ");
+  mixer.feed(b, "zwei\ndr");
+  mixer.feed(a, "line\nnext");
+  EXPECT_EQ(mixer.take(), "[b]:zwei\n[a]:one line\n");
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "");  // no half lines in a file
+  EXPECT_FALSE(mixer.has_deadline());
+  mixer.feed(b, "ei\n");
+  EXPECT_EQ(mixer.take(), "[b]:drei\n");
+}
+
+TEST(LineMixer, LastLineGetsANewlineOnlyWithPrefix) {
+  Mixer with(false);
+  const int a = with.add("[a]:");
+  with.feed(a, "last words");
+  with.finish(a);
+  EXPECT_EQ(with.take(), "[a]:last words\n");
+
+  Mixer without(false);
+  const int b = without.add(""), c = without.add("");
+  without.feed(b, "last words");
+  without.finish(b);
+  without.feed(c, "more\n");
+  EXPECT_EQ(without.take(), "last wordsmore\n");
+}
+
+TEST(LineMixer, AloneWithoutPrefixNothingIsHeldBack) {
+  Mixer mixer(false);
+  const int a = mixer.add("");
+  mixer.feed(a, "dot .");
+  EXPECT_EQ(mixer.take(), "dot .");
+}
+
+TEST(LineMixer, SeveralWithoutPrefixKeepLinesWhole) {
+  Mixer mixer(false);
+  const int a = mixer.add(""), b = mixer.add("");
+  mixer.feed(a, "aaa");
+  mixer.feed(b, "b1\nb2\nbb");
+  mixer.feed(a, "AAA\n");
+  EXPECT_EQ(mixer.take(), "b1\nb2\naaaAAA\n");
+  EXPECT_TRUE(mixer.has_deadline());
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "bb");
+}
+
+TEST(LineMixer, EmptyLinesStay) {
+  Mixer mixer(false);
+  const int a = mixer.add("p ");
+  mixer.feed(a, "\n\nx\n");
+  EXPECT_EQ(mixer.take(), "p \np \np x\n");
+}
+
+TEST(LineMixer, CarriageReturnsInAFileStayInTheirLine) {
+  Mixer mixer(false);
+  const int a = mixer.add("[a]:");
+  mixer.feed(a, "10%\r20%\r");
+  EXPECT_EQ(mixer.take(), "");
+  mixer.feed(a, "done\r\n");
+  EXPECT_EQ(mixer.take(), "[a]:10%\r20%\rdone\r\n");
+}
+
+TEST(LineMixer, ProgressBarsShowOnATerminal) {
+  Mixer mixer(true);
+  const int a = mixer.add("[a]:"), b = mixer.add("[b]:");
+  mixer.feed(a, "10%\r20%");
+  EXPECT_EQ(mixer.take(), "[a]:10%\r");
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "[a]:20%");
+  mixer.feed(b, "line\n");
+  EXPECT_EQ(mixer.take(), "\n[b]:line\n");
+  mixer.feed(a, " end\r\n");
+  EXPECT_EQ(mixer.take(), "[a]: end\r\n");
+}
+
+TEST(LineMixer, OpenLineOfTheSameStreamGoesOnWithoutPrefix) {
+  Mixer mixer(true);
+  const int a = mixer.add("[a]:");
+  mixer.add("[b]:");
+  mixer.feed(a, "password: ");
+  mixer.wait();
+  mixer.feed(a, "ok\n");
+  EXPECT_EQ(mixer.take(), "[a]:password: ok\n");
+}
+
+TEST(LineMixer, EndlessLineIsShownInPieces) {
+  Mixer mixer(false);
+  const int a = mixer.add("[a]:"), b = mixer.add("[b]:");
+  mixer.feed(a, std::string(LineMixer::kMaxHeld + 1, 'x'));
+  EXPECT_EQ(mixer.take().size(), LineMixer::kMaxHeld + 5);
+  mixer.feed(b, "y\n");
+  EXPECT_EQ(mixer.take(), "\n[b]:y\n");
+}
+
+TEST(Output, PrefixTemplate) {
+  const LocalRank local(3);
+  const Rank rank(11);
+  EXPECT_EQ(fill_prefix("", "default", local, rank, "vm"), "[default3]:");
+  EXPECT_EQ(fill_prefix("<${role_name}|${local_rank}|${rank}|${hostname}|${bogus}> ", "r", local, rank, "vm"),
+            "<r|3|11|vm|${bogus}> ");
+}
+
+TEST(Output, StreamChoicePerRank) {
+  StreamChoice everyone{.all = 3, .ranks = {}};
+  EXPECT_TRUE(everyone.has_stdout(LocalRank(70)));
+  StreamChoice some{.all = 0, .ranks = {{12, 1}, {0, 2}}};
+  EXPECT_TRUE(some.has_stdout(LocalRank(12)));
+  EXPECT_FALSE(some.has_stderr(LocalRank(12)));
+  EXPECT_TRUE(some.has_stderr(LocalRank(0)));
+  EXPECT_EQ(some.of(LocalRank(1)), 0);
+}
+
+TEST(Output, LastLines) {
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(last_lines("", 3, false), Lines{});
+  EXPECT_EQ(last_lines("a\nb\nc\nd", 3, false), (Lines{"b", "c", "d"}));
+  EXPECT_EQ(last_lines("a\nb\n", 3, false), (Lines{"a", "b"}));
+  EXPECT_EQ(last_lines("a\n\nb\n", 3, false), (Lines{"a", "", "b"}));
+  EXPECT_EQ(last_lines("10%\r50%\r100%\r\n", 3, false), (Lines{"100%"}));
+  EXPECT_EQ(last_lines("lf of a line\nb\n", 3, true), (Lines{"b"}));
+}
+
+}  // namespace
+}  // namespace ddprun::launcher

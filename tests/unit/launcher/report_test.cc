@@ -1,0 +1,217 @@
+#include "launcher/report.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include <nlohmann/json.hpp>
+
+#include "launcher/error_file.h"
+#include "launcher/remedy.h"
+#include "tests/support/proc_files.h"
+
+namespace ddprun::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+FailureRecord failed(int rank, int exit_code, int signal = 0) {
+  FailureRecord failure;
+  failure.rank = Rank(rank);
+  failure.local_rank = LocalRank(rank);
+  failure.host = "node1";
+  failure.pid = 1000 + rank;
+  failure.exit_code = exit_code;
+  failure.signal = signal;
+  failure.unix_time = std::chrono::milliseconds(1764443500250);
+  return failure;
+}
+
+JobReport job(FailureRecord root) {
+  JobReport report;
+  report.run_id = "job7";
+  report.entrypoint = "train.py";
+  report.python = "/venv/bin/python";
+  report.exit_code = 3;
+  report.failures = {root};
+  report.root_cause = std::move(root);
+  return report;
+}
+
+TEST(Report, SaysWhoHowAndWhy) {
+  ::setenv("TZ", "UTC", 1);
+  FailureRecord root = failed(1, 3);
+  root.last_lines = {"Traceback (most recent call last):", "  File \"train.py\", line 3",
+                     "ValueError: the flux is NaN"};
+  root.log_paths = {"/logs/job7_x/attempt_0/1/stderr.log"};
+  JobReport report = job(root);
+  FailureRecord echo = failed(0, 0, SIGTERM);
+  echo.stopped_by_us = true;
+  report.failures.push_back(echo);
+  report.failures.push_back(failed(2, 5));
+  const std::string text = to_text(report);
+  EXPECT_EQ(text,
+            "============================================================\n"
+            "train.py FAILED: rank 1 on node1: exit code 3: ValueError: the flux is NaN\n"
+            "Root Cause (first observed failure):\n"
+            "  time      : 2025-11-29_19:11:40\n"
+            "  host      : node1\n"
+            "  rank      : 1 (local_rank: 1)\n"
+            "  exitcode  : 3 (pid: 1001)\n"
+            "  error_file: <N/A>\n"
+            "  traceback : ValueError: the flux is NaN\n"
+            "Last 3 lines of rank 1:\n"
+            "  | Traceback (most recent call last):\n"
+            "  |   File \"train.py\", line 3\n"
+            "  | ValueError: the flux is NaN\n"
+            "Others: rank 2 on node1: exit code 5; 1 stopped by ddprun\n"
+            "Logs: /logs/job7_x/attempt_0/1/stderr.log\n"
+            "============================================================\n");
+}
+
+TEST(Report, NamesTheSignal) {
+  const std::string text = to_text(job(failed(1, 0, SIGSEGV)));
+  EXPECT_THAT(text, HasSubstr("rank 1 on node1: signal 11 (SIGSEGV)"));
+  EXPECT_THAT(text, HasSubstr("exitcode  : -11 (pid: 1001) (SIGSEGV)"));
+  EXPECT_THAT(text, HasSubstr("traceback : Signal 11 (SIGSEGV) received by PID 1001"));
+}
+
+TEST(Report, OutOfMemoryIsSaidAndAPlainKillIsNot) {
+  FailureRecord root = failed(0, 0, SIGKILL);
+  root.out_of_memory = true;
+  EXPECT_THAT(to_text(job(root)), HasSubstr("killed by the kernel, out of memory (SIGKILL)"));
+  EXPECT_THAT(to_text(job(root)), HasSubstr("killed by the memory limit"));
+  root.out_of_memory = false;
+  EXPECT_THAT(to_text(job(root)), Not(HasSubstr("killed by the memory limit")));
+  EXPECT_THAT(to_text(job(root)), HasSubstr("killed from outside"));
+}
+
+TEST(Report, ErrorFileComesFirst) {
+  FailureRecord root = failed(1, 9);
+  root.last_lines = {"noise"};
+  root.error_file_json =
+      R"({"message": {"message": "ValueError: the flux is NaN", "extraInfo": {"py_callstack": "Traceback:\n  in step 17\nValueError: the flux is NaN\n", "timestamp": "1764443500"}}})";
+  const std::string text = to_text(job(root));
+  EXPECT_THAT(text, HasSubstr("exit code 9: ValueError: the flux is NaN\n"));
+  EXPECT_THAT(text, HasSubstr("traceback : Traceback:\n      in step 17\n    ValueError: the flux is NaN\n"));
+}
+
+TEST(Report, BrokenErrorFileDoesNotBreakIt) {
+  FailureRecord root = failed(1, 9);
+  root.error_file_json = "{\"message\": {\"mess\xff";
+  root.last_lines = {"caf\xe9"};
+  const JobReport report = job(root);
+  EXPECT_THAT(to_text(report), HasSubstr("rank 1 on node1: exit code 9\n"));
+  EXPECT_TRUE(nlohmann::json::parse(to_json(report))["root_cause"]["error_file"].is_null());
+}
+
+TEST(Report, JsonHasTheSameFacts) {
+  FailureRecord root = failed(1, 0, SIGABRT);
+  root.last_lines = {"a", "b"};
+  JobReport report = job(root);
+  report.attempts.push_back(
+      {.restart_count = 0, .round = Round(2), .lasted = std::chrono::milliseconds(1500), .outcome = "rank 1 failed"});
+  const auto object = nlohmann::json::parse(to_json(report));
+  EXPECT_EQ(object["version"], 1);
+  EXPECT_EQ(object["run_id"], "job7");
+  EXPECT_EQ(object["exit_code"], 3);
+  EXPECT_EQ(object["root_cause"]["rank"], 1);
+  EXPECT_EQ(object["root_cause"]["signal_name"], "SIGABRT");
+  EXPECT_EQ(object["root_cause"]["time"], "2025-11-29T19:11:40.250Z");
+  EXPECT_EQ(object["root_cause"]["last_lines"].size(), 2u);
+  EXPECT_EQ(object["attempts"][0]["lasted_ms"], 1500);
+  EXPECT_EQ(object["failures"].size(), 1u);
+}
+
+TEST(Report, WithoutAWorkerTheReasonIsOneLine) {
+  JobReport report;
+  report.reason = "rendezvous timed out after 60 s";
+  EXPECT_EQ(to_text(report), "ddprun: rendezvous timed out after 60 s\n");
+  report.success = true;
+  EXPECT_EQ(to_text(report), "");
+}
+
+TEST(Report, FileIsWholeOrAnError) {
+  testing::Folder folder;
+  const std::string path = folder / "report.json";
+  ASSERT_TRUE(write_report_file(path, job(failed(1, 3))));
+  EXPECT_EQ(nlohmann::json::parse(testing::read_all(path))["root_cause"]["exit_code"], 3);
+  const auto missing = write_report_file(folder / "no/such/report.json", job(failed(1, 3)));
+  ASSERT_FALSE(missing);
+  EXPECT_THAT(missing.error().message(), HasSubstr("no/such/report.json"));
+}
+
+TEST(Report, OwnErrorFileHasTorchsSchema) {
+  testing::Folder folder;
+  const std::string path = folder / "error.json";
+  FailureRecord root = failed(1, 9);
+  root.error_file_json = R"({"message": {"message": "E: x", "extraInfo": {"timestamp": "5"}}})";
+  ASSERT_TRUE(write_own_error_file(path, job(root)));
+  auto object = nlohmann::json::parse(testing::read_all(path));
+  EXPECT_EQ(object["message"]["message"], "E: x");
+  EXPECT_EQ(object["message"]["errorCode"], 9);
+  EXPECT_EQ(object["message"]["extraInfo"]["timestamp"], "5");
+
+  ASSERT_TRUE(write_own_error_file(path, job(failed(1, 0, SIGKILL))));
+  object = nlohmann::json::parse(testing::read_all(path));
+  EXPECT_EQ(object["message"]["errorCode"], -9);
+  EXPECT_EQ(object["message"]["message"], "signal 9 (SIGKILL)");
+  EXPECT_EQ(object["message"]["extraInfo"]["timestamp"], "1764443500");
+}
+
+TEST(ErrorFile, TakesBothShapes) {
+  EXPECT_EQ(parse_error_file(R"({"message": "plain", "timestamp": 12})").message, "plain");
+  EXPECT_EQ(parse_error_file(R"({"message": "plain", "timestamp": 12})").unix_time, std::chrono::seconds(12));
+  EXPECT_EQ(parse_error_file(R"({"message": {"message": "m", "extraInfo": {"timestamp": "7"}}})").unix_time,
+            std::chrono::seconds(7));
+  for (const char* broken : {"", "null", "[]", "{}", "{\"message\": 3}", "{\"message\": {}}", "{\"mess"}) {
+    EXPECT_EQ(parse_error_file(broken).message, "") << broken;
+  }
+}
+
+struct RemedyCase {
+  const char* line;
+  int exit_code;
+  const char* advice;
+};
+
+TEST(Remedy, EachFailureItsOwnSentence) {
+  const RemedyCase cases[] = {
+      {"ModuleNotFoundError: No module named 'transformers'", 1,
+       "'transformers' is not installed for /venv/bin/python"},
+      {"ImportError: cannot import name 'x' from 'y'", 1, "an import failed in /venv/bin/python"},
+      {"./a.out: error while loading shared libraries: libfoo.so.1: cannot open shared object file", 127,
+       "shared library is missing"},
+      {"python: can't open file '/x/train.py': [Errno 2] No such file or directory", 2, "script does not exist"},
+      {"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 1, "GPU's memory ran out"},
+      {"RuntimeError: Address already in use", 1, "a port is taken"},
+      {"OSError: [Errno 28] No space left on device", 1, "disk is full"},
+      {"run.sh: line 3: foo: command not found", 127, "program was not found"},
+      {"run.sh: line 3: ./foo: Permission denied", 126, "cannot be executed"},
+      {"PermissionError: [Errno 13] Permission denied: '/data/x'", 1, "may not be read"},
+      {"MemoryError", 1, "allocation failed"},
+      {"train.py: error: unrecognized arguments: --local-rank=0", 2, "--local-rank-style"},
+      {"ValueError: what the user's code does", 1, ""},
+  };
+  for (const auto& c : cases) {
+    FailureRecord failure = failed(0, c.exit_code);
+    failure.last_lines = {"something before", c.line};
+    const std::string advice = find_remedy(failure, "/venv/bin/python");
+    if (*c.advice == '\0') {
+      EXPECT_EQ(advice, "") << c.line;
+    } else {
+      EXPECT_THAT(advice, HasSubstr(c.advice)) << c.line;
+    }
+  }
+}
+
+TEST(Remedy, FindsTheLineThatNamesTheError) {
+  EXPECT_EQ(find_error_line({"a", "pkg.mod.CustomError: bad", "[rank0]: closing"}), "pkg.mod.CustomError: bad");
+  EXPECT_EQ(find_error_line({"bash: foo: command not found", "bye"}), "bash: foo: command not found");
+  EXPECT_EQ(find_error_line({"epoch 1", "epoch 2"}), "");
+}
+
+}  // namespace
+}  // namespace ddprun::launcher
