@@ -64,9 +64,11 @@ class QueuedCommunicator::Pending final : public Work::State {
 
   void dropped() noexcept override {
     const bool unwinding = std::uncaught_exceptions() > 0;
+    bool failed = false;
     {
       std::lock_guard lock(core->mutex);
-      ++core->dropped;
+      failed = core->failure.has_value();
+      if (!failed) ++core->dropped;  // after a failure nothing is worth waiting for
       if (core->transport == nullptr || finished) return;
       if (unwinding && !core->failure.has_value()) {
         core->failure = Error(Errc::cancelled, "rank " + std::to_string(core->rank) + " ended by an exception");

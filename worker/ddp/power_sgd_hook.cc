@@ -25,18 +25,26 @@ struct Part {
   comm::Block p, q, rest;
 };
 
+double norm_of(const float* p, std::size_t rows, std::size_t rank, std::size_t k) {
+  double sum = 0;
+  for (std::size_t i = 0; i < rows; ++i) sum += double(p[i * rank + k]) * double(p[i * rank + k]);
+  return std::sqrt(sum);
+}
+
+// Modified Gram-Schmidt, twice, on the columns of a row-major matrix. A column that depends on those before it (the
+// gradient has a lower rank) becomes zero: what rounding leaves of it would point anywhere.
 void orthonormalise(float* p, std::size_t rows, std::size_t rank) {
-  // Modified Gram-Schmidt on the columns of a row-major matrix.
   for (std::size_t k = 0; k < rank; ++k) {
-    for (std::size_t j = 0; j < k; ++j) {
-      double dot = 0;
-      for (std::size_t i = 0; i < rows; ++i) dot += double(p[i * rank + k]) * double(p[i * rank + j]);
-      for (std::size_t i = 0; i < rows; ++i) p[i * rank + k] -= static_cast<float>(dot) * p[i * rank + j];
+    const double before = norm_of(p, rows, rank, k);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (std::size_t j = 0; j < k; ++j) {
+        double dot = 0;
+        for (std::size_t i = 0; i < rows; ++i) dot += double(p[i * rank + k]) * double(p[i * rank + j]);
+        for (std::size_t i = 0; i < rows; ++i) p[i * rank + k] -= static_cast<float>(dot) * p[i * rank + j];
+      }
     }
-    double norm = 0;
-    for (std::size_t i = 0; i < rows; ++i) norm += double(p[i * rank + k]) * double(p[i * rank + k]);
-    // A column that vanished says nothing; a tiny number keeps it from becoming NaN.
-    const float scale = static_cast<float>(1.0 / (std::sqrt(norm) + 1e-12));
+    const double after = norm_of(p, rows, rank, k);
+    const float scale = after > 1e-5 * before ? static_cast<float>(1.0 / after) : 0.0f;
     for (std::size_t i = 0; i < rows; ++i) p[i * rank + k] *= scale;
   }
 }

@@ -2,3 +2,4 @@ add_library(ddprun_test_comm STATIC ${CMAKE_SOURCE_DIR}/tests/support/comm_ranks
 target_link_libraries(ddprun_test_comm PUBLIC ddprun_comm)
 
 ddprun_test(comm_contract_test process SOURCES comm_contract_test.cc LIBS ddprun_test_comm TIMEOUT 180)
+ddprun_test(reducer_test process SOURCES reducer_test.cc LIBS ddprun_test_comm TIMEOUT 180)

@@ -1,0 +1,305 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/comm_ranks.h"
+
+// Ranks that die, stop, disagree or leave: the others end in bounded time with a message that names them.
+namespace ddprun::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using testing::Kind;
+using testing::RankContext;
+using testing::RankOutcome;
+constexpr std::chrono::milliseconds kPatience{50'000};
+
+class CommFault : public ::testing::TestWithParam<Kind> {
+ protected:
+  std::vector<RankOutcome> run(int size, const std::function<std::string(Communicator&)>& body,
+                               std::chrono::milliseconds timeout = kPatience,
+                               const std::function<void(const std::vector<int>&)>& meanwhile = {}) {
+    return testing::run_ranks(
+        size,
+        [&](RankContext& context) -> std::string {
+          auto communicator = testing::make_test_communicator(GetParam(), context, timeout);
+          RANK_OK(communicator);
+          return body(**communicator);
+        },
+        std::chrono::seconds(60), meanwhile);
+  }
+};
+
+// All-reduces until one fails; the message.
+std::string reduce_until_error(Communicator& c, std::size_t count) {
+  std::vector<float> data(count, 1.0f);
+  while (true) {
+    Result<void> ok = c.all_reduce(Block{data.data(), count, DType::f32}, Reduce::avg).wait();
+    if (!ok) return std::string(to_string(ok.error().code())) + ": " + ok.error().message();
+  }
+}
+
+TEST_P(CommFault, KilledRankIsNamed) {
+  for (std::size_t count : {std::size_t{8}, std::size_t{300'000}}) {
+    const auto outcomes = run(4, [count](Communicator& c) -> std::string {
+      if (c.rank() == 2) {
+        std::vector<float> data(count);
+        for (int i = 0; i < 20; ++i) {
+          RANK_OK(c.all_reduce(Block{data.data(), count, DType::f32}, Reduce::avg).wait());
+        }
+        ::raise(SIGKILL);
+      }
+      return reduce_until_error(c, count);
+    });
+    EXPECT_EQ(outcomes[2].signal, SIGKILL);
+    for (int r : {0, 1, 3}) {
+      EXPECT_THAT(outcomes[static_cast<std::size_t>(r)].text,
+                  AllOf(HasSubstr("peer closed"), HasSubstr("rank 2 died"), HasSubstr("all_reduce #20 of"),
+                        HasSubstr("missing ranks: 2")));
+    }
+  }
+}
+
+TEST_P(CommFault, StoppedRankIsNamedAtTheDeadline) {
+  const auto outcomes = run(
+      3,
+      [](Communicator& c) -> std::string {
+        RANK_OK(c.barrier());
+        return reduce_until_error(c, 1000);
+      },
+      std::chrono::milliseconds(1000),
+      [](const std::vector<int>& pids) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // any moment will do
+        ::kill(pids[1], SIGSTOP);
+        // It ends by itself once it runs again: the others have told it.
+        std::thread([pid = pids[1]] {
+          std::this_thread::sleep_for(std::chrono::seconds(3));
+          ::kill(pid, SIGCONT);
+        }).detach();
+      });
+  for (int r : {0, 2}) {
+    EXPECT_THAT(
+        outcomes[static_cast<std::size_t>(r)].text,
+        AllOf(HasSubstr("timed out after"), HasSubstr("missing ranks: 1 (process"), HasSubstr("stopped by a signal")));
+  }
+  EXPECT_THAT(outcomes[1].text, HasSubstr("missing ranks: 1"));
+}
+
+TEST_P(CommFault, DifferentOperationsAreNamedOnBothSides) {
+  const auto outcomes = run(4, [](Communicator& c) -> std::string {
+    std::vector<float> data(4096);
+    std::vector<std::int64_t> other(10);
+    RANK_OK(c.barrier());
+    Result<void> ok = c.rank() == 3 ? c.broadcast(Block{other.data(), 10, DType::i64}, 0).wait()
+                                    : c.all_reduce(Block{data.data(), 4096, DType::f32}, Reduce::sum).wait();
+    return ok ? "no error" : ok.error().message();
+  });
+  for (const auto& o : outcomes) {
+    EXPECT_THAT(o.text, AllOf(HasSubstr("all_reduce #1 of 4096 f32"), HasSubstr("broadcast #1 of 10 i64 from rank 0"),
+                              HasSubstr("rank 3")));
+  }
+}
+
+TEST_P(CommFault, DifferentCountsAndReductionsAreErrors) {
+  const auto counts = run(2, [](Communicator& c) -> std::string {
+    std::vector<float> data(100'001);
+    Result<void> ok =
+        c.all_reduce(Block{data.data(), c.rank() == 0 ? data.size() : 100'000, DType::f32}, Reduce::sum).wait();
+    return ok ? "no error" : ok.error().message();
+  });
+  for (const auto& o : counts) EXPECT_THAT(o.text, AllOf(HasSubstr("of 100001 f32"), HasSubstr("of 100000 f32")));
+  const auto reductions = run(2, [](Communicator& c) -> std::string {
+    float v = 1;
+    Result<void> ok = c.all_reduce(Block{&v, 1, DType::f32}, c.rank() == 0 ? Reduce::sum : Reduce::max).wait();
+    return ok ? "no error" : ok.error().message();
+  });
+  for (const auto& o : reductions) EXPECT_THAT(o.text, HasSubstr("of 1 f32 (max)"));
+}
+
+TEST_P(CommFault, RankThatReturnedEarlyIsNamed) {
+  const auto outcomes = run(3, [](Communicator& c) -> std::string {
+    RANK_OK(c.barrier());
+    if (c.rank() == 1) return "";
+    return reduce_until_error(c, 10);
+  });
+  EXPECT_EQ(outcomes[1].text, "");
+  for (int r : {0, 2}) {
+    EXPECT_THAT(
+        outcomes[static_cast<std::size_t>(r)].text,
+        AllOf(HasSubstr("rank 1 returned early"), HasSubstr("after 1 collectives"), HasSubstr("all_reduce #1")));
+  }
+}
+
+TEST_P(CommFault, ExceptionOnOneRankReachesTheOthers) {
+  const auto outcomes = run(3, [](Communicator& c) -> std::string {
+    std::vector<float> data(5000);
+    if (c.rank() == 1) {
+      Work work = c.all_reduce(Block{data.data(), 5000, DType::f32}, Reduce::sum);
+      throw std::runtime_error("out of coffee");
+    }
+    return reduce_until_error(c, 5000);
+  });
+  EXPECT_EQ(outcomes[1].text, "exception: out of coffee");
+  for (int r : {0, 2}) {
+    EXPECT_THAT(outcomes[static_cast<std::size_t>(r)].text,
+                AllOf(HasSubstr("cancelled"), HasSubstr("rank 1"), HasSubstr("ended by an exception")));
+  }
+}
+
+TEST_P(CommFault, AbortWakesEverybodyWithItsReason) {
+  const auto outcomes = run(3, [](Communicator& c) -> std::string {
+    RANK_OK(c.barrier());
+    std::thread aborter;
+    if (c.rank() == 2) {
+      aborter = std::thread([&c] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        c.abort("the user said stop");
+      });
+    }
+    // Rank 0 is late: the others wait for it when the abort comes, and it learns of it when it comes.
+    if (c.rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    std::string text = reduce_until_error(c, 100);
+    if (aborter.joinable()) aborter.join();
+    return text;
+  });
+  for (const auto& o : outcomes) EXPECT_THAT(o.text, HasSubstr("aborted: the user said stop"));
+}
+
+TEST_P(CommFault, ChildOfForkIsToldSo) {
+  const auto outcomes = run(2, [](Communicator& c) -> std::string {
+    RANK_OK(c.barrier());
+    int ends[2];
+    RANK_CHECK(::pipe(ends) == 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      float v = 1;
+      Result<void> ok = c.all_reduce(Block{&v, 1, DType::f32}, Reduce::sum).wait();
+      const std::string text = ok ? "no error" : ok.error().message();
+      (void)!::write(ends[1], text.data(), text.size());
+      ::_exit(0);
+    }
+    char buffer[1000];
+    const ssize_t n = ::read(ends[0], buffer, sizeof buffer);
+    ::waitpid(child, nullptr, 0);
+    RANK_OK(c.barrier());  // the parent's still works
+    return std::string(buffer, static_cast<std::size_t>(n));
+  });
+  for (const auto& o : outcomes) EXPECT_THAT(o.text, AllOf(HasSubstr("all_reduce #1"), HasSubstr("after fork()")));
+}
+
+TEST_P(CommFault, WrongArgumentsOfOneRankAreToldToAll) {
+  const auto outcomes = run(2, [](Communicator& c) -> std::string {
+    std::vector<float> mine(4), all(8);
+    Result<void> ok = c.all_gather(Block{mine.data(), 4, DType::f32},
+                                   Block{all.data(), c.rank() == 0 ? std::size_t{7} : 8, DType::f32})
+                          .wait();
+    return ok ? "no error" : ok.error().message();
+  });
+  for (const auto& o : outcomes) {
+    EXPECT_THAT(o.text, AllOf(HasSubstr("rank 0"), HasSubstr("has 7 f32, must have world_size x 4 f32")));
+  }
+}
+
+TEST_P(CommFault, RebuiltInTheSameProcessesAfterAnAbort) {
+  const Kind kind = GetParam();
+  const auto outcomes = testing::run_ranks(3, [kind](RankContext& context) -> std::string {
+    for (int round = 0; round < 4; ++round) {
+      auto made = testing::make_test_communicator(kind, context, kPatience, "round" + std::to_string(round));
+      RANK_OK(made);
+      Communicator& c = **made;
+      float value = 1;
+      RANK_OK(c.all_reduce(Block{&value, 1, DType::f32}, Reduce::sum).wait());
+      RANK_CHECK(value == 3);
+      if (round % 2 == 0) {
+        if (context.rank == 1) c.abort("next round");
+        RANK_CHECK(!reduce_until_error(c, 10).empty());
+      }
+    }
+    return "";
+  });
+  EXPECT_EQ(testing::problems(outcomes), "");
+}
+
+// Random collectives with a kill or a stop somewhere in the middle. DDPRUN_SOAK=10000 for the long run.
+TEST_P(CommFault, RandomKillsAndStopsAmongRandomCollectives) {
+  const char* wish = std::getenv("DDPRUN_SOAK");
+  const int rounds = wish != nullptr ? std::max(std::atoi(wish) / 500, 1) : 6;
+  std::mt19937 dice(static_cast<unsigned>(GetParam()) + 11);
+  for (int round = 0; round < rounds; ++round) {
+    const int victim = static_cast<int>(dice() % 4);
+    const int signal = dice() % 3 == 0 ? SIGSTOP : SIGKILL;
+    const auto delay = std::chrono::microseconds(dice() % 60'000);
+    const unsigned seed = dice();
+    std::vector<int> all;
+    const auto outcomes = run(
+        4,
+        [seed](Communicator& c) -> std::string {
+          std::mt19937 same(seed);  // the same choices on every rank
+          auto memory = c.allocate(1 << 20);
+          if (!memory) return memory.error().message();
+          std::vector<float> foreign(1 << 18);
+          for (std::uint64_t i = 0;; ++i) {
+            float* data = same() % 2 == 0 ? reinterpret_cast<float*>(*memory) : foreign.data();
+            const std::size_t count = same() % 3 == 0 ? same() % 60'000 + 4 : same() % 500 + 4;
+            Result<void> ok;
+            switch (same() % 5) {
+              case 0:
+                ok = c.broadcast(Block{data, count, DType::f32}, static_cast<int>(same() % 4)).wait();
+                break;
+              case 1:
+                ok = c.all_gather(Block{foreign.data(), count, DType::f32}, Block{data, count * 4, DType::f32}).wait();
+                break;
+              case 2:
+                ok = c.reduce_scatter(Block{data, count * 4, DType::f32}, Block{foreign.data(), count, DType::f32},
+                                      Reduce::max)
+                         .wait();
+                break;
+              case 3:
+                ok = c.barrier();
+                break;
+              default:
+                ok = c.all_reduce(Block{data, count, DType::f32}, Reduce::avg).wait();
+            }
+            if (!ok) return ok.error().message();
+          }
+        },
+        std::chrono::milliseconds(600),
+        [&](const std::vector<int>& pids) {
+          std::this_thread::sleep_for(delay);  // the random moment
+          ::kill(pids[static_cast<std::size_t>(victim)], signal);
+          if (signal == SIGSTOP) {
+            std::thread([pid = pids[static_cast<std::size_t>(victim)]] {
+              std::this_thread::sleep_for(std::chrono::seconds(2));
+              ::kill(pid, SIGKILL);
+            }).detach();
+          }
+        });
+    const std::string name = std::to_string(victim);
+    for (int r = 0; r < 4; ++r) {
+      const auto& o = outcomes[static_cast<std::size_t>(r)];
+      EXPECT_FALSE(o.overran);
+      if (r == victim) continue;
+      // A victim that was hit before it had connected is named by the connecting side.
+      EXPECT_THAT(o.text, AnyOf(HasSubstr("rank " + name + " died"), HasSubstr("missing ranks: " + name),
+                                HasSubstr("missing local ranks: " + name), HasSubstr("shared memory:")))
+          << "round " << round << " victim " << victim << " signal " << signal << " delay " << delay.count();
+    }
+  }
+}
+
+std::string name_of_case(const ::testing::TestParamInfo<Kind>& info) { return testing::name_of(info.param); }
+
+INSTANTIATE_TEST_SUITE_P(SharedMemory, CommFault, ::testing::Values(Kind::shm, Kind::shm_threads), name_of_case);
+
+}  // namespace
+}  // namespace ddprun::comm
