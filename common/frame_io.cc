@@ -1,0 +1,95 @@
+#include "common/frame_io.h"
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/error.hpp>
+#include <boost/asio/read.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <memory>
+#include <utility>
+
+#include "common/deadline.h"
+#include "common/wire.h"
+
+namespace ddprun {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+
+namespace {
+
+constexpr auto kAsTuple = asio::as_tuple(asio::use_awaitable);
+
+std::unique_ptr<Deadline> limit_of(tcp::socket& socket, std::chrono::milliseconds limit) {
+  if (limit.count() == 0) return nullptr;
+  return std::make_unique<Deadline>(socket.get_executor(), limit, [&socket] {
+    boost::system::error_code ignored;
+    socket.cancel(ignored);
+  });
+}
+
+Error timed_out(const char* what, std::chrono::milliseconds limit) {
+  return Error(Errc::timed_out, std::string(what) + ": nothing for " + std::to_string(limit.count()) + " ms");
+}
+
+}  // namespace
+
+Error from_boost(const boost::system::error_code& error, std::string what) {
+  if (error == asio::error::eof) return Error(Errc::peer_closed, std::move(what) + ": the peer closed the connection");
+  if (error == asio::error::operation_aborted || error == asio::error::bad_descriptor) {
+    return Error(Errc::cancelled, std::move(what) + ": cancelled");
+  }
+  if (error.category() == boost::system::system_category() || error.category() == asio::error::get_system_category()) {
+    return Error::from_errno(error.value(), std::move(what));
+  }
+  return Error(Errc::system, std::move(what) + ": " + error.message());
+}
+
+asio::awaitable<Result<std::string>> read_bytes(tcp::socket& socket, std::size_t count,
+                                                std::chrono::milliseconds limit) {
+  std::string bytes(count, '\0');
+  const auto deadline = limit_of(socket, limit);
+  const auto [error, size] = co_await asio::async_read(socket, asio::buffer(bytes), kAsTuple);
+  if (error) {
+    if (deadline && deadline->expired()) co_return timed_out("read", limit);
+    co_return from_boost(error, "read");
+  }
+  co_return bytes;
+}
+
+asio::awaitable<Result<std::string>> read_frame(tcp::socket& socket, std::uint32_t max_bytes,
+                                                std::chrono::milliseconds limit) {
+  char head[4];
+  const auto deadline = limit_of(socket, limit);
+  const auto [error, size] = co_await asio::async_read(socket, asio::buffer(head), kAsTuple);
+  if (error) {
+    if (deadline && deadline->expired()) co_return timed_out("read", limit);
+    co_return from_boost(error, "read");
+  }
+  WireReader reader(std::string_view(head, sizeof head));
+  const std::uint32_t length = reader.u32();
+  if (length == 0 || length > max_bytes) {
+    co_return Error(Errc::malformed, "a frame of " + std::to_string(length) + " bytes; 1 to " +
+                                         std::to_string(max_bytes) + " are allowed");
+  }
+  std::string frame(length, '\0');
+  const auto [body_error, body_size] = co_await asio::async_read(socket, asio::buffer(frame), kAsTuple);
+  if (body_error) {
+    if (deadline && deadline->expired()) co_return timed_out("read", limit);
+    co_return from_boost(body_error, "read");
+  }
+  co_return frame;
+}
+
+asio::awaitable<Result<void>> write_bytes(tcp::socket& socket, std::string bytes, std::chrono::milliseconds limit) {
+  const auto deadline = limit_of(socket, limit);
+  const auto [error, size] = co_await asio::async_write(socket, asio::buffer(bytes), kAsTuple);
+  if (error) {
+    if (deadline && deadline->expired()) co_return timed_out("write", limit);
+    co_return from_boost(error, "write");
+  }
+  co_return Result<void>();
+}
+
+}  // namespace ddprun
