@@ -114,6 +114,8 @@ class Membership {
   bool empty() const { return nodes_.empty(); }
   Phase phase() const { return phase_; }
   Round round() const { return round_; }
+  const RunId& run_id() const { return run_id_; }
+  rdzv::Backend backend() const { return config_.backend; }
   std::int64_t restart_count() const { return restart_count_; }
   bool knows(const NodeId& node) const { return nodes_.contains(node); }
   std::size_t size() const { return nodes_.size(); }

@@ -1,0 +1,160 @@
+#include "rendezvous/agent_session.h"
+
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/write.hpp>
+#include <utility>
+
+#include "common/frame_io.h"
+#include "common/log.h"
+#include "common/tcp.h"
+
+namespace ddprun::rendezvous {
+
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::chrono::seconds kHelloLimit{10};
+constexpr std::chrono::seconds kCloseLimit{1};
+
+}  // namespace
+
+AgentSession::AgentSession(asio::ip::tcp::socket socket, std::string already_read, std::string greeting,
+                           Handlers handlers)
+    : socket_(std::move(socket)),
+      already_read_(std::move(already_read)),
+      greeting_(std::move(greeting)),
+      handlers_(std::move(handlers)) {
+  if (const auto remote = remote_endpoint(socket_.native_handle())) {
+    peer_ = remote->to_string();
+    peer_is_loopback_ = is_loopback(remote->host);
+  }
+  if (const auto local = local_endpoint(socket_.native_handle())) own_address_ = local->host;
+}
+
+asio::awaitable<Result<rdzv::Hello>> AgentSession::handshake() {
+  std::string opening = std::move(already_read_);
+  if (opening.size() < rdzv::kHelloBytes) {
+    auto rest = co_await read_bytes(socket_, rdzv::kHelloBytes - opening.size(), kHelloLimit);
+    if (!rest) co_return std::move(rest).error();
+    opening += *rest;
+  }
+  // Whatever came after the opening in the same read.
+  already_read_ = opening.substr(rdzv::kHelloBytes);
+  auto hello = rdzv::decode_hello(std::string_view(opening).substr(0, rdzv::kHelloBytes));
+  rdzv::HelloReply reply;
+  reply.why = greeting_;
+  if (hello && hello->version != rdzv::kVersion) {
+    reply.accepted = false;
+    reply.why = rdzv::version_mismatch(rdzv::kVersion, hello->version);
+  } else if (!hello) {
+    reply.accepted = false;
+    reply.why = hello.error().message();
+  }
+  std::string bytes = rdzv::encode(reply);
+  auto written = co_await write_bytes(socket_, std::move(bytes), kHelloLimit);
+  if (!reply.accepted) co_return Error(Errc::malformed, reply.why);
+  if (!written) co_return std::move(written).error();
+  co_return hello;
+}
+
+asio::awaitable<void> AgentSession::run() {
+  const auto self = shared_from_this();
+  auto hello = co_await handshake();
+  if (!hello) {
+    if (!closed_) log_warning("connection from {} refused: {}", peer_, hello.error().message());
+    close(hello.error().message());
+    handlers_.on_end(*this, true, close_reason_);
+    co_return;
+  }
+  const bool agent = hello->kind == rdzv::PeerKind::agent;
+  const std::uint32_t max_frame = agent ? rdzv::kMaxFrame : rdzv::kMaxAgentFrame;
+  constexpr std::chrono::milliseconds kNoLimit{0};  // agents: T_lost of Membership closes us; operators may watch
+  bool lost = true;
+  std::string why;
+  while (!closed_) {
+    Result<std::string> frame = std::string();
+    if (already_read_.empty()) {
+      frame = co_await read_frame(socket_, max_frame, kNoLimit);
+    } else {
+      // Agents wait for our reply before they go on, so this is no agent.
+      frame = Error(Errc::malformed, "bytes before the opening was answered");
+    }
+    if (!frame) {
+      lost = frame.error().code() != Errc::timed_out;
+      why = frame.error().message();
+      if (frame.error().code() == Errc::malformed) log_warning("agent {}: {}: connection closed", peer_, why);
+      break;
+    }
+    if (agent) {
+      auto message = rdzv::decode_agent(*frame);
+      const bool too_long =
+          message && frame->size() > rdzv::kMaxAgentFrame && !std::holds_alternative<rdzv::FlightReply>(*message);
+      if (!message || too_long) {
+        why = message ? "a message of " + std::to_string(frame->size()) + " bytes" : message.error().message();
+        log_warning("agent {}: {}: connection closed", peer_, why);
+        break;
+      }
+      handlers_.on_agent(*this, std::move(*message));
+    } else {
+      auto message = rdzv::decode_operator(*frame);
+      if (!message) {
+        why = message.error().message();
+        log_warning("operator {}: {}: connection closed", peer_, why);
+        break;
+      }
+      handlers_.on_operator(*this, std::move(*message));
+    }
+  }
+  close(why);
+  handlers_.on_end(*this, lost, close_reason_);
+}
+
+void AgentSession::send(const rdzv::ServerMessage& message) {
+  if (closed_ || closing_) return;
+  queued_ += rdzv::encode(message);
+  if (queued_.size() > kMaxUnsent) {
+    close("it reads too slowly: " + std::to_string(queued_.size()) + " bytes wait for it");
+    return;
+  }
+  if (writing_.empty()) write_next();
+}
+
+void AgentSession::write_next() {
+  writing_ = std::exchange(queued_, std::string());
+  if (writing_.empty()) {
+    if (closing_) close(close_reason_);
+    return;
+  }
+  asio::async_write(socket_, asio::buffer(writing_),
+                    [self = shared_from_this()](const boost::system::error_code& error, std::size_t) {
+                      self->writing_.clear();
+                      if (self->closed_) return;
+                      // The reader sees the same end; it says whether it was a loss or silence.
+                      if (!error) self->write_next();
+                    });
+}
+
+void AgentSession::close_after_sending() {
+  if (closed_ || closing_) return;
+  closing_ = true;
+  if (writing_.empty()) {
+    write_next();
+    if (closed_) return;
+  }
+  auto timer = std::make_shared<asio::steady_timer>(socket_.get_executor(), kCloseLimit);
+  timer->async_wait(
+      [self = shared_from_this(), timer](const boost::system::error_code&) { self->close(self->close_reason_); });
+}
+
+void AgentSession::close(const std::string& why) {
+  if (closed_) return;
+  closed_ = true;
+  close_reason_ = why;
+  boost::system::error_code ignored;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
+  socket_.close(ignored);
+}
+
+}  // namespace ddprun::rendezvous

@@ -1,0 +1,474 @@
+#include "rendezvous/server.h"
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <deque>
+#include <exception>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "common/log.h"
+#include "rendezvous/agent_session.h"
+#include "rendezvous/status.h"
+
+namespace ddprun::rendezvous {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+
+namespace {
+
+constexpr std::size_t kNewsKept = 100;
+constexpr std::size_t kIdleJobsKept = 1'000;
+constexpr std::chrono::seconds kPulse{1};  // how often we notice that we did not run
+constexpr std::chrono::seconds kStall{2};  // a longer gap is our fault, not the agents'
+constexpr std::chrono::seconds kFlightLimit{5};
+
+}  // namespace
+
+struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::Impl> {
+  struct Job {
+    explicit Job(const RunId& run_id) : membership(run_id) {}
+    Membership membership;
+    std::unordered_map<NodeId, std::shared_ptr<AgentSession>> sessions;
+    std::deque<std::string> news;
+    TimePoint last_change;
+  };
+  struct FlightWait {
+    std::weak_ptr<AgentSession> asker;
+    std::map<NodeId, std::pair<std::string, std::int64_t>> missing;  // host, group rank
+  };
+
+  Impl(asio::io_context& context, ServerOptions o)
+      : io(context), options(std::move(o)), timer(context), pulse(context) {}
+
+  void start(Listener listener) {
+    store = std::make_unique<StoreServer>(io, std::move(listener), options.store);
+    std::weak_ptr<Impl> weak = shared_from_this();
+    store->on_foreign(rdzv::kMagic.front(), [weak](tcp::socket socket, std::string bytes) {
+      if (const auto self = weak.lock()) self->accept(std::move(socket), std::move(bytes));
+    });
+    last_pulse = SteadyClock::now();
+    beat();
+  }
+
+  void accept(tcp::socket socket, std::string bytes) {
+    if (closed) return;
+    AgentSession::Handlers handlers;
+    std::weak_ptr<Impl> weak = shared_from_this();
+    handlers.on_agent = [weak](AgentSession& session, rdzv::AgentMessage message) {
+      if (const auto self = weak.lock()) self->on_agent(session, std::move(message));
+    };
+    handlers.on_operator = [weak](AgentSession& session, rdzv::OperatorMessage message) {
+      if (const auto self = weak.lock()) self->on_operator(session, std::move(message));
+    };
+    handlers.on_end = [weak](AgentSession& session, bool lost, const std::string& why) {
+      if (const auto self = weak.lock()) self->on_end(session, lost, why);
+    };
+    auto session = std::make_shared<AgentSession>(std::move(socket), std::move(bytes),
+                                                  options.embedded ? "embedded" : "daemon", std::move(handlers));
+    AgentSession* key = session.get();
+    sessions[key] = session;
+    ++counters.agent_connections;
+    asio::co_spawn(io, session->run(), [session](std::exception_ptr failure) {
+      if (failure) std::rethrow_exception(failure);
+    });
+  }
+
+  Job& job_of(const RunId& run_id) {
+    auto found = jobs.find(run_id);
+    if (found == jobs.end()) {
+      forget_idle_jobs();
+      found = jobs.try_emplace(run_id, run_id).first;
+    }
+    return found->second;
+  }
+
+  // Old names are kept for their round numbers: what belongs to an old round is refused. Not for ever.
+  void forget_idle_jobs() {
+    while (jobs.size() >= kIdleJobsKept) {
+      auto oldest = jobs.end();
+      for (auto it = jobs.begin(); it != jobs.end(); ++it) {
+        if (!it->second.membership.empty()) continue;
+        if (oldest == jobs.end() || it->second.last_change < oldest->second.last_change) oldest = it;
+      }
+      if (oldest == jobs.end()) return;
+      jobs.erase(oldest);
+    }
+  }
+
+  // --- messages of agents
+
+  void on_agent(AgentSession& session, rdzv::AgentMessage message) {
+    const TimePoint now = SteadyClock::now();
+    if (auto* join = std::get_if<rdzv::Join>(&message)) {
+      Job& job = introduce(session, join->node);
+      apply(job, job.membership.on(*join, now), now);
+      return;
+    }
+    if (auto* registration = std::get_if<rdzv::Register>(&message)) {
+      Job& job = introduce(session, registration->node);
+      apply(job, job.membership.on(*registration, now), now);
+      return;
+    }
+    const auto found = jobs.find(session.run_id);
+    if (session.node_id.value.empty() || found == jobs.end()) {
+      session.close("a message before Join");
+      return;
+    }
+    Job& job = found->second;
+    Membership& membership = job.membership;
+    membership.heard(session.node_id, now);
+    if (auto* beat_message = std::get_if<rdzv::Heartbeat>(&message)) {
+      rdzv::HeartbeatAck ack;
+      ack.sequence = beat_message->sequence;
+      if (beat_message->want_reason) ack.reason = membership.why_waiting(now);
+      session.send(ack);
+    } else if (auto* leave = std::get_if<rdzv::Leave>(&message)) {
+      ++counters.nodes_lost;
+      apply(job, membership.on(session.node_id, *leave, now), now);
+    } else if (auto* failure = std::get_if<rdzv::Failure>(&message)) {
+      ++counters.worker_failures;
+      const auto wall = std::chrono::system_clock::now().time_since_epoch();
+      failure->record.unix_time = std::chrono::duration_cast<std::chrono::milliseconds>(wall) - failure->age;
+      const auto restarts = membership.restart_count();
+      Actions actions = membership.on(session.node_id, *failure, now);
+      if (membership.restart_count() > restarts) ++counters.restarts;
+      apply(job, std::move(actions), now);
+    } else if (auto* done = std::get_if<rdzv::Done>(&message)) {
+      apply(job, membership.on(session.node_id, *done, now), now);
+    } else if (std::holds_alternative<rdzv::RosterRequest>(message)) {
+      session.send(membership.roster());
+    } else if (auto* flight = std::get_if<rdzv::FlightReply>(&message)) {
+      on_flight(session, *flight);
+    }
+  }
+
+  // The session speaks for this node from now on; an older connection of it is closed.
+  Job& introduce(AgentSession& session, const rdzv::NodeInfo& node) {
+    if (!session.node_id.value.empty() && (session.node_id != node.node_id || session.run_id != node.run_id)) {
+      if (const auto old = jobs.find(session.run_id); old != jobs.end()) old->second.sessions.erase(session.node_id);
+    }
+    session.run_id = node.run_id;
+    session.node_id = node.node_id;
+    Job& job = job_of(node.run_id);
+    auto& slot = job.sessions[node.node_id];
+    if (slot.get() != &session) {
+      if (slot) {
+        slot->node_id = NodeId();
+        slot->close("replaced by a newer connection");
+      }
+      slot = session.shared_from_this();
+    }
+    if (!session.peer_is_loopback() && !session.own_address().empty()) {
+      job.membership.set_own_address(session.own_address());
+    }
+    return job;
+  }
+
+  void on_end(AgentSession& session, bool lost, const std::string& why) {
+    sessions.erase(&session);
+    const auto found = jobs.find(session.run_id);
+    if (closed || session.node_id.value.empty() || found == jobs.end()) return;
+    Job& job = found->second;
+    const auto slot = job.sessions.find(session.node_id);
+    if (slot == job.sessions.end() || slot->second.get() != &session) return;
+    job.sessions.erase(slot);
+    if (!lost) {
+      log_warning("connection of {} gave up ({}): it counts as silent until T_lost", session.node_id.value, why);
+      return;
+    }
+    const TimePoint now = SteadyClock::now();
+    apply(job, job.membership.disconnected(session.node_id, now), now);
+  }
+
+  void apply(Job& job, Actions actions, TimePoint now) {
+    job.last_change = now;
+    bool hooked = false;
+    for (Action& action : actions) {
+      if (auto* send = std::get_if<Send>(&action)) {
+        if (auto* assignment = std::get_if<rdzv::Assignment>(&send->message)) {
+          if (assignment->group_rank.value == 0) ++counters.rounds;
+          if (!hooked && static_hook && job.membership.backend() == rdzv::Backend::static_ranks) static_hook();
+          hooked = true;
+        } else if (auto* end = std::get_if<rdzv::Shutdown>(&send->message)) {
+          if (end->cause == rdzv::ShutdownCause::too_few_nodes) ++counters.expired;
+        }
+        const auto found = job.sessions.find(send->node);
+        if (found != job.sessions.end()) found->second->send(send->message);
+      } else if (auto* drop = std::get_if<Drop>(&action)) {
+        ++counters.nodes_lost;
+        const auto found = job.sessions.find(drop->node);
+        if (found == job.sessions.end()) continue;
+        const auto session = found->second;
+        job.sessions.erase(found);
+        session->node_id = NodeId();
+        session->close(drop->why);
+      } else if (auto* news = std::get_if<News>(&action)) {
+        // The launcher tells its own story; beside it the embedded server's is for debugging.
+        if (options.embedded) {
+          log_debug("rendezvous: {} run_id={}", news->text, job.membership.run_id().value);
+        } else {
+          log_info("{} run_id={}", news->text, job.membership.run_id().value);
+        }
+        job.news.push_back(std::move(news->text));
+        if (job.news.size() > kNewsKept) job.news.pop_front();
+      }
+    }
+    arm();
+  }
+
+  // --- time
+
+  void arm() {
+    if (closed) return;
+    std::optional<TimePoint> next;
+    for (const auto& [id, job] : jobs) {
+      const auto t = job.membership.next_deadline();
+      if (t && (!next || *t < *next)) next = t;
+    }
+    if (next == armed) return;
+    armed = next;
+    if (!next) {
+      timer.cancel();
+      return;
+    }
+    timer.expires_at(*next);
+    timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (error || !self || self->closed) return;
+      self->armed.reset();
+      self->look_for_stall();
+      const TimePoint now = SteadyClock::now();
+      for (auto& [id, job] : self->jobs) {
+        const auto due = job.membership.next_deadline();
+        if (due && *due <= now) self->apply(job, job.membership.tick(now), now);
+      }
+      self->arm();
+    });
+  }
+
+  void look_for_stall() {
+    const TimePoint now = SteadyClock::now();
+    const Duration gap = now - last_pulse;
+    last_pulse = now;
+    if (gap < kPulse + kStall) return;
+    log_warning("this process did not run for {} ms: nobody's silence in that time counts",
+                std::chrono::duration_cast<std::chrono::milliseconds>(gap).count());
+    for (auto& [id, job] : jobs) job.membership.forgive(gap);
+    armed.reset();
+  }
+
+  void beat() {
+    pulse.expires_after(kPulse);
+    pulse.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (error || !self || self->closed) return;
+      self->look_for_stall();
+      self->arm();
+      self->beat();
+    });
+  }
+
+  // --- operators
+
+  bool may_command(const AgentSession& session, const std::string& token) const {
+    return session.peer_is_loopback() || (!options.token.empty() && token == options.token);
+  }
+
+  void answer(AgentSession& session, bool ok, std::string text) {
+    rdzv::Reply reply;
+    reply.ok = ok;
+    reply.text = std::move(text);
+    session.send(reply);
+  }
+
+  void on_operator(AgentSession& session, rdzv::OperatorMessage message) {
+    const TimePoint now = SteadyClock::now();
+    static constexpr const char* kDenied =
+        "refused: drain and stop are taken from loopback or with the daemon's token (--token-file) only";
+    if (auto* status = std::get_if<rdzv::StatusRequest>(&message)) {
+      answer(session, true, status_json(status->run_id, now));
+    } else if (auto* drain = std::get_if<rdzv::DrainRequest>(&message)) {
+      if (!may_command(session, drain->token)) return answer(session, false, kDenied);
+      std::size_t done = 0;
+      for (auto& [id, job] : jobs) {
+        if (!drain->run_id.empty() && id.value != drain->run_id) continue;
+        Actions actions;
+        if (job.membership.drain(drain->node, "ddpctl drain", now, actions)) ++done;
+        apply(job, std::move(actions), now);
+      }
+      answer(session, done > 0, done > 0 ? "drained " + drain->node : "no node '" + drain->node + "' is in a job here");
+    } else if (auto* stop = std::get_if<rdzv::StopRequest>(&message)) {
+      if (!may_command(session, stop->token)) return answer(session, false, kDenied);
+      const auto found = jobs.find(RunId(stop->run_id));
+      if (found == jobs.end() || found->second.membership.empty() || found->second.membership.phase() == Phase::ended) {
+        return answer(session, false, "no job '" + stop->run_id + "' runs here");
+      }
+      apply(found->second, found->second.membership.stop("stopped with ddpctl stop", now), now);
+      answer(session, true, "stopping " + stop->run_id);
+    } else if (auto* flight = std::get_if<rdzv::FlightQuery>(&message)) {
+      ask_flight(session, *flight);
+    }
+  }
+
+  std::string status_json(const std::string& run_id, TimePoint now) const {
+    std::vector<JobStatus> all;
+    std::map<std::string, std::vector<std::string>> news;
+    for (const auto& [id, job] : jobs) {
+      if (!run_id.empty() && id.value != run_id) continue;
+      if (job.membership.empty() && job.membership.phase() != Phase::ended) continue;
+      all.push_back(job.membership.status(now));
+      news[id.value].assign(job.news.begin(), job.news.end());
+    }
+    return to_status_json(all, news);
+  }
+
+  void ask_flight(AgentSession& session, const rdzv::FlightQuery& query) {
+    const auto found = jobs.find(RunId(query.run_id));
+    if (found == jobs.end() || found->second.sessions.empty()) {
+      return answer(session, false, "no job '" + query.run_id + "' runs here");
+    }
+    const std::uint64_t id = ++flight_ids;
+    FlightWait& wait = flights[id];
+    wait.asker = session.weak_from_this();
+    rdzv::FlightRequest request;
+    request.id = id;
+    for (const NodeStatus& node : found->second.membership.status(SteadyClock::now()).nodes) {
+      const auto agent = found->second.sessions.find(node.node_id);
+      if (node.group_rank < 0 || agent == found->second.sessions.end()) continue;
+      wait.missing[node.node_id] = std::make_pair(node.host, node.group_rank);
+      agent->second->send(request);
+    }
+    auto limit = std::make_shared<asio::steady_timer>(io, kFlightLimit);
+    limit->async_wait([weak = std::weak_ptr<Impl>(shared_from_this()), limit, id](const boost::system::error_code&) {
+      if (const auto self = weak.lock()) self->end_flight(id);
+    });
+    if (wait.missing.empty()) end_flight(id);
+  }
+
+  void on_flight(AgentSession& session, rdzv::FlightReply& reply) {
+    const auto found = flights.find(reply.id);
+    if (found == flights.end()) return;
+    const auto node = found->second.missing.find(session.node_id);
+    if (node == found->second.missing.end()) return;
+    rdzv::FlightPart part;
+    part.host = node->second.first;
+    part.group_rank = node->second.second;
+    part.bytes = std::move(reply.bytes);
+    found->second.missing.erase(node);
+    if (const auto asker = found->second.asker.lock()) asker->send(part);
+    if (found->second.missing.empty()) end_flight(reply.id);
+  }
+
+  void end_flight(std::uint64_t id) {
+    const auto found = flights.find(id);
+    if (found == flights.end()) return;
+    std::string text;
+    for (const auto& [node, where] : found->second.missing) {
+      text += (text.empty() ? "no answer from " : ", ") + where.first;
+    }
+    if (const auto asker = found->second.asker.lock()) answer(*asker, found->second.missing.empty(), text);
+    flights.erase(found);
+  }
+
+  void close() {
+    if (closed) return;
+    closed = true;
+    timer.cancel();
+    pulse.cancel();
+    if (store) store->close();
+    const auto all = std::exchange(sessions, {});
+    for (const auto& [key, session] : all) session->close("the rendezvous stops");
+    for (auto& [id, job] : jobs) job.sessions.clear();
+  }
+
+  asio::io_context& io;
+  ServerOptions options;
+  std::unique_ptr<StoreServer> store;
+  std::map<RunId, Job> jobs;
+  std::unordered_map<AgentSession*, std::shared_ptr<AgentSession>> sessions;
+  std::map<std::uint64_t, FlightWait> flights;
+  std::uint64_t flight_ids = 0;
+  std::function<void()> static_hook;
+  ServerCounters counters;
+  asio::steady_timer timer, pulse;
+  std::optional<TimePoint> armed;
+  TimePoint last_pulse;
+  bool closed = false;
+};
+
+RendezvousServer::RendezvousServer(asio::io_context& io, Listener listener, ServerOptions options)
+    : impl_(std::make_shared<Impl>(io, std::move(options))) {
+  impl_->start(std::move(listener));
+}
+
+RendezvousServer::~RendezvousServer() { close(); }
+
+std::uint16_t RendezvousServer::port() const { return impl_->store->port(); }
+StoreServer& RendezvousServer::store() { return *impl_->store; }
+ServerCounters RendezvousServer::counters() const { return impl_->counters; }
+void RendezvousServer::on_static_round(std::function<void()> hook) { impl_->static_hook = std::move(hook); }
+void RendezvousServer::close() { impl_->close(); }
+
+std::size_t RendezvousServer::agents() const {
+  std::size_t count = 0;
+  for (const auto& [id, job] : impl_->jobs) count += job.sessions.size();
+  return count;
+}
+
+std::size_t RendezvousServer::agents_of(const RunId& run_id) const {
+  const auto found = impl_->jobs.find(run_id);
+  return found == impl_->jobs.end() ? 0 : found->second.sessions.size();
+}
+
+std::vector<JobStatus> RendezvousServer::jobs() const {
+  std::vector<JobStatus> all;
+  for (const auto& [id, job] : impl_->jobs) all.push_back(job.membership.status(SteadyClock::now()));
+  return all;
+}
+
+std::vector<std::string> RendezvousServer::news_of(const RunId& run_id) const {
+  const auto found = impl_->jobs.find(run_id);
+  if (found == impl_->jobs.end()) return {};
+  return std::vector<std::string>(found->second.news.begin(), found->second.news.end());
+}
+
+asio::awaitable<void> RendezvousServer::say_goodbye() {
+  const auto impl = impl_;
+  rdzv::Shutdown goodbye;
+  goodbye.cause = rdzv::ShutdownCause::daemon_stops;
+  goodbye.reason = "the rendezvous was told to stop";
+  for (const auto& [key, session] : impl->sessions) {
+    if (!session->node_id.value.empty()) session->send(goodbye);
+    session->close_after_sending();
+  }
+  // close_after_sending() is over within a second.
+  asio::steady_timer poll(impl->io);
+  const TimePoint limit = SteadyClock::now() + std::chrono::seconds(2);
+  while (!impl->sessions.empty() && SteadyClock::now() < limit) {
+    poll.expires_after(std::chrono::milliseconds(5));
+    constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
+    co_await poll.async_wait(as_tuple);
+  }
+  impl->close();
+}
+
+asio::awaitable<void> RendezvousServer::drain(RunId run_id, std::chrono::milliseconds grace) {
+  const auto impl = impl_;
+  asio::steady_timer poll(impl->io);
+  const TimePoint limit = SteadyClock::now() + grace;
+  while (!impl->closed && SteadyClock::now() < limit) {
+    const auto found = impl->jobs.find(run_id);
+    if (found == impl->jobs.end() || found->second.sessions.empty()) co_return;
+    poll.expires_after(std::chrono::milliseconds(5));
+    constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
+    co_await poll.async_wait(as_tuple);
+  }
+}
+
+}  // namespace ddprun::rendezvous

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/tcp.h"
+#include "common/types.h"
+#include "rendezvous/membership.h"
+#include "rendezvous/store_server.h"
+
+namespace ddprun::rendezvous {
+
+struct ServerOptions {
+  bool embedded = false;  // in a launcher: dies with it; agents are told
+  std::string token;      // lets operators of other hosts drain and stop; "" = loopback only
+  StoreServerOptions store;
+};
+
+// Counters since the start, for the metrics.
+struct ServerCounters {
+  std::uint64_t agent_connections = 0;
+  std::uint64_t rounds = 0;
+  std::uint64_t restarts = 0;         // counted ones
+  std::uint64_t worker_failures = 0;  // reports
+  std::uint64_t nodes_lost = 0;
+  std::uint64_t jobs_succeeded = 0, jobs_failed = 0;
+  std::uint64_t expired = 0;  // nodes that waited in vain
+};
+
+// The rendezvous port: c10d store and agent protocol on one listener, told apart by the first byte. All jobs, one
+// thread (that of `io`). Serves from construction on.
+class RendezvousServer {
+ public:
+  RendezvousServer(boost::asio::io_context& io, Listener listener, ServerOptions options);
+  ~RendezvousServer();  // close()
+  RendezvousServer(const RendezvousServer&) = delete;
+  RendezvousServer& operator=(const RendezvousServer&) = delete;
+
+  std::uint16_t port() const;
+  StoreServer& store();
+
+  std::size_t agents() const;                        // connected now
+  std::size_t agents_of(const RunId& run_id) const;  // of one job
+  ServerCounters counters() const;
+  std::vector<JobStatus> jobs() const;
+  std::vector<std::string> news_of(const RunId& run_id) const;  // the last changes of state, oldest first
+
+  // Called when a round of a static job has formed, before its assignments are sent: the moment at which no worker of
+  // the old round lives and none of the new one is started.
+  void on_static_round(std::function<void()> hook);
+
+  // Tells every agent that the daemon stops (workers run on, agents reconnect to the next one), then closes.
+  boost::asio::awaitable<void> say_goodbye();
+  // Returns when no agent of the job is connected any more, or after `grace`.
+  boost::asio::awaitable<void> drain(RunId run_id, std::chrono::milliseconds grace);
+  void close();
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace ddprun::rendezvous
