@@ -31,17 +31,14 @@ class RendezvousHost {
  public:
   virtual ~RendezvousHost() = default;
   virtual std::uint16_t port() const = 0;
-  virtual std::size_t other_agents() const = 0;  // agents connected from other processes
-  // Static backend: the c10d store on this same port is the worker store. It is emptied by the host itself, between the
-  // end of the old round's last worker and the new round's assignments.
-  virtual void serve_workers(bool on) = 0;
-  // Serves on until `grace` has passed or no agent of another process is connected, then stops.
-  virtual boost::asio::awaitable<void> drain(std::chrono::milliseconds grace) = 0;
+  // Serves on until no agent of the job is connected (our own has closed before), at most for `grace`.
+  virtual boost::asio::awaitable<void> drain(RunId run_id, std::chrono::milliseconds grace) = 0;
 };
 
 struct Services {
   std::function<Result<std::unique_ptr<WorkerStore>>(boost::asio::io_context&, Listener)> make_worker_store;
-  // With the static backend the rendezvous port serves the worker store too (first byte decides).
+  // With the static backend the rendezvous port serves the worker store too (first byte decides). It is emptied by the
+  // host between the end of the old round's last worker and the new round's assignments.
   std::function<Result<std::unique_ptr<RendezvousHost>>(boost::asio::io_context&, Listener)> host_rendezvous;
 };
 

@@ -455,7 +455,7 @@ Actions Membership::on(const NodeId& id, const rdzv::Failure& failure, TimePoint
     return out;  // of an old round: fenced
   }
   if (phase_ == Phase::forming) {
-    if (failures_.size() < kFailuresKept) failures_.push_back(failure.record);
+    add_failure(failure.record);
     rdzv::Restart restart;
     restart.round = round_;
     restart.restart_count = restart_count_;
@@ -463,7 +463,8 @@ Actions Membership::on(const NodeId& id, const rdzv::Failure& failure, TimePoint
     out.push_back(Send{id, std::move(restart)});
     return out;
   }
-  if (node.state == MemberState::stopping) {  // sent again after a broken connection
+  if (node.state == MemberState::stopping) {  // sent again: after a broken connection, or now with all its evidence
+    add_failure(failure.record);
     return out;
   }
   set_state(node, MemberState::stopping);
@@ -471,10 +472,23 @@ Actions Membership::on(const NodeId& id, const rdzv::Failure& failure, TimePoint
   return out;
 }
 
-void Membership::judge(const rdzv::Failure& failure, TimePoint now, Actions& out) {
-  if (failures_.size() < kFailuresKept) failures_.push_back(failure.record);
-  failure_history_.push_back(failure.record);
+// The same failure told again only brings evidence.
+void Membership::add_failure(const FailureRecord& record) {
+  const auto same = [&](const FailureRecord& f) { return f.round == record.round && f.rank == record.rank; };
+  const auto found = std::find_if(failures_.begin(), failures_.end(), same);
+  if (found != failures_.end()) {
+    const auto first_time = found->unix_time;
+    *found = record;
+    found->unix_time = first_time;
+    return;
+  }
+  if (failures_.size() < kFailuresKept) failures_.push_back(record);
+  failure_history_.push_back(record);
   if (failure_history_.size() > rdzv::kMaxFailures) failure_history_.pop_front();
+}
+
+void Membership::judge(const rdzv::Failure& failure, TimePoint now, Actions& out) {
+  add_failure(failure.record);
   const std::string what = rdzv::describe(failure.record);
   if (verdict_) {
     out.push_back(News{what});

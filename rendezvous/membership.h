@@ -151,6 +151,7 @@ class Membership {
   void depart(const NodeId& node, const std::string& why, bool close, TimePoint now, Actions& out);
   void begin_restart(const std::string& reason, TimePoint now, Actions& out);
   void newcomer(const Node& node, TimePoint now, Actions& out);
+  void add_failure(const FailureRecord& record);
   void judge(const rdzv::Failure& failure, TimePoint now, Actions& out);
   void check_barrier(TimePoint now, Actions& out);
   void finish(rdzv::DoneResult result, Actions& out);

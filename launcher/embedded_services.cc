@@ -1,0 +1,57 @@
+#include "launcher/embedded_services.h"
+
+#include <utility>
+
+#include "rendezvous/server.h"
+#include "rendezvous/store_server.h"
+
+namespace ddprun::launcher {
+
+namespace asio = boost::asio;
+
+namespace {
+
+class EmbeddedStore final : public WorkerStore {
+ public:
+  EmbeddedStore(asio::io_context& io, Listener listener) : server_(io, std::move(listener)) {}
+
+  std::uint16_t port() const override { return server_.port(); }
+  std::size_t connections() const override { return server_.connections(); }
+  void clear() override { server_.clear(); }
+
+ private:
+  rendezvous::StoreServer server_;
+};
+
+class EmbeddedHost final : public RendezvousHost {
+ public:
+  EmbeddedHost(asio::io_context& io, Listener listener, rendezvous::ServerOptions options)
+      : server_(io, std::move(listener), std::move(options)) {
+    server_.on_static_round([this] { server_.store().clear(); });
+  }
+
+  std::uint16_t port() const override { return server_.port(); }
+  asio::awaitable<void> drain(RunId run_id, std::chrono::milliseconds grace) override {
+    return server_.drain(std::move(run_id), grace);
+  }
+
+ private:
+  rendezvous::RendezvousServer server_;
+};
+
+}  // namespace
+
+Services make_embedded_services() {
+  Services services;
+  services.make_worker_store = [](asio::io_context& io, Listener listener) -> Result<std::unique_ptr<WorkerStore>> {
+    return std::unique_ptr<WorkerStore>(std::make_unique<EmbeddedStore>(io, std::move(listener)));
+  };
+  services.host_rendezvous = [](asio::io_context& io, Listener listener) -> Result<std::unique_ptr<RendezvousHost>> {
+    rendezvous::ServerOptions options;
+    options.embedded = true;
+    return std::unique_ptr<RendezvousHost>(std::make_unique<EmbeddedHost>(io, std::move(listener), std::move(options)));
+  };
+  return services;
+}
+
+}  // namespace ddprun::launcher

@@ -1,0 +1,467 @@
+#include "launcher/rendezvous_client.h"
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <boost/asio/write.hpp>
+#include <deque>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "common/deadline.h"
+#include "common/frame_io.h"
+#include "common/log.h"
+#include "common/tcp.h"
+
+namespace ddprun::launcher {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+using std::chrono::milliseconds;
+
+namespace {
+
+constexpr milliseconds kFirstBackoff{20};
+constexpr milliseconds kMaxBackoff{900};      // with the try itself: at least once a second
+constexpr milliseconds kConnectLimit{3'000};  // SYNs that nobody answers
+constexpr std::chrono::seconds kTell{10};     // how often a waiting user hears why
+constexpr auto kAsTuple = asio::as_tuple(asio::use_awaitable);
+
+milliseconds to_ms(Duration d) { return std::chrono::duration_cast<milliseconds>(d); }
+
+}  // namespace
+
+struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::Impl> {
+  enum class Standing { idle, joining, member };
+
+  Impl(asio::io_context& context, ClientOptions o, ClientEvents e)
+      : io(context),
+        options(std::move(o)),
+        events(std::move(e)),
+        socket(context),
+        resolver(context),
+        backoff_timer(context),
+        beat_timer(context),
+        tell_timer(context),
+        ended(context) {}
+
+  // --- connecting
+
+  asio::awaitable<void> run() {
+    milliseconds backoff = kFirstBackoff;
+    while (!closing) {
+      auto connection = co_await connect();
+      if (closing) break;
+      if (connection) {
+        backoff = kFirstBackoff;
+        auto over = co_await talk();
+        if (closing) break;
+        hang_up(over.error());
+      } else {
+        problem = connection.error().message();
+        const bool refused = connection.error().code() == Errc::refused;
+        if (refused && !was_connected && events.on_nobody_there) events.on_nobody_there();
+      }
+      if (closing || hopeless) break;
+      backoff_timer.expires_after(backoff);
+      backoff = std::min(backoff * 2, kMaxBackoff);
+      co_await backoff_timer.async_wait(kAsTuple);
+    }
+    running = false;
+    ended.cancel();
+  }
+
+  asio::awaitable<Result<void>> connect() {
+    const TimePoint begin = SteadyClock::now();
+    std::vector<tcp::endpoint> candidates;
+    boost::system::error_code ec;
+    const auto literal = asio::ip::make_address(options.endpoint.host, ec);
+    if (!ec) {
+      candidates.emplace_back(literal, options.endpoint.port);
+    } else {
+      std::string host = options.endpoint.host;
+      std::string service = std::to_string(options.endpoint.port);
+      const auto [error, found] = co_await resolver.async_resolve(host, service, kAsTuple);
+      if (error) co_return Error(Errc::not_found, "cannot resolve '" + host + "': " + error.message());
+      for (const auto& entry : found) candidates.push_back(entry.endpoint());
+    }
+    Error last(Errc::not_found, "'" + options.endpoint.host + "' has no address");
+    for (const tcp::endpoint& candidate : candidates) {
+      if (closing) co_return Error(Errc::cancelled, "closing");
+      socket = tcp::socket(io);
+      Deadline limit(socket.get_executor(), kConnectLimit, [this] {
+        boost::system::error_code ignored;
+        socket.close(ignored);
+      });
+      const auto [error] = co_await socket.async_connect(candidate, kAsTuple);
+      if (error) {
+        last = limit.expired() ? Error(Errc::timed_out, "no answer from " + options.endpoint.to_string())
+                               : from_boost(error, "connect to " + options.endpoint.to_string());
+        // "Refused" comes from the host itself: it is there, and no daemon is. (Unreachable is a router's word.)
+        if (last.code() == Errc::refused) renew_lease(begin);
+        continue;
+      }
+      socket.set_option(tcp::no_delay(true), ec);
+      auto greeted = co_await greet();
+      if (greeted) co_return Result<void>();
+      last = greeted.error();
+      if (last.code() == Errc::peer_closed) renew_lease(begin);
+      socket.close(ec);
+    }
+    co_return last;
+  }
+
+  asio::awaitable<Result<void>> greet() {
+    const TimePoint begin = SteadyClock::now();
+    rdzv::Hello hello;
+    std::string bytes = rdzv::encode(hello);
+    auto sent = co_await write_bytes(socket, std::move(bytes), options.read_timeout);
+    if (!sent) co_return std::move(sent).error();
+    // While a lease runs, a silent server must not hold us longer than that.
+    const milliseconds limit =
+        was_connected ? std::min(options.read_timeout, options.node.lease()) : options.read_timeout;
+    auto fixed = co_await read_bytes(socket, rdzv::kHelloReplyFixedBytes, limit);
+    if (!fixed) {
+      if (fixed.error().code() != Errc::timed_out || was_connected) co_return std::move(fixed).error();
+      co_return give_up("does not answer as a rendezvous within " + std::to_string(limit.count() / 1000) + " s");
+    }
+    auto head = rdzv::decode_hello_reply_head(*fixed);
+    if (!head) co_return give_up(head.error().message());
+    auto why = co_await read_bytes(socket, head->why_bytes, limit);
+    if (!why) co_return std::move(why).error();
+    if (!head->accepted || head->version != rdzv::kVersion) co_return give_up("refuses us: " + *why);
+    embedded = *why == "embedded";
+    if (const auto local = local_endpoint(socket.native_handle())) own = local->host;
+    if (const auto remote = remote_endpoint(socket.native_handle())) server = remote->host;
+    renew_lease(begin);
+    co_return Result<void>();
+  }
+
+  // Somebody else sits there, and waiting will not change that.
+  Error give_up(const std::string& why) {
+    std::string text = options.endpoint.to_string() + " ";
+    if (const auto holder = port_holder(options.endpoint.port); holder && is_loopback(options.endpoint.host)) {
+      text += "(held by " + *holder + ") ";
+    }
+    Error error(Errc::refused, text + why);
+    hopeless = true;
+    if (events.on_hopeless) events.on_hopeless(error);
+    return error;
+  }
+
+  // --- connected
+
+  asio::awaitable<Result<void>> talk() {
+    if (is_connected_before()) log_info("connected to the rendezvous again at {}", options.endpoint.to_string());
+    was_connected = online = true;
+    told_broken = false;
+    problem.clear();
+    unanswered.clear();
+    out.clear();
+    writing.clear();
+    introduce();
+    beat();
+    while (true) {
+      auto frame = co_await read_frame(socket, rdzv::kMaxFrame, milliseconds(0));
+      if (!frame) co_return std::move(frame).error();
+      auto message = rdzv::decode_server(*frame);
+      if (!message) co_return std::move(message).error();
+      if (closing) co_return Error(Errc::cancelled, "closing");
+      take(std::move(*message));
+      if (closing) co_return Error(Errc::cancelled, "closing");
+    }
+  }
+
+  bool is_connected_before() const { return was_connected && told_broken; }
+
+  void hang_up(const Error& why) {
+    online = false;
+    broken_at = SteadyClock::now();
+    problem = why.message();
+    beat_timer.cancel();
+    boost::system::error_code ignored;
+    socket.close(ignored);
+    // EOF or reset: the host says that nobody is there any more.
+    if (why.code() == Errc::peer_closed) renew_lease(broken_at);
+    if (!told_broken && !goodbye) {
+      log_warning("the connection to the rendezvous at {} is broken ({}): trying again, workers run on",
+                  options.endpoint.to_string(), why.message());
+    }
+    told_broken = true;
+    goodbye = false;
+    watch_lease();
+  }
+
+  // On each new connection: who we are, and what may have been lost on the way.
+  void introduce() {
+    if (options.node.address.empty() || address_is_ours) {
+      options.node.address = own;
+      address_is_ours = true;
+    }
+    if (standing == Standing::joining) {
+      rdzv::Join join;
+      join.node = options.node;
+      join.last_round = last_round;
+      send(join);
+      return;
+    }
+    if (standing != Standing::member) return;
+    rdzv::Register registration;
+    registration.node = options.node;
+    registration.slice = slice;
+    registration.slice.master = Endpoint();
+    registration.state = pending_done      ? (*pending_done == rdzv::DoneResult::success ? rdzv::MemberState::finished
+                                                                                         : rdzv::MemberState::resumable)
+                         : pending_failure ? rdzv::MemberState::stopping
+                                           : rdzv::MemberState::running;
+    send(registration);
+    if (pending_failure) send_failure();
+  }
+
+  void send_failure() {
+    rdzv::Failure failure = *pending_failure;
+    failure.age += to_ms(SteadyClock::now() - failed_at);
+    send(failure);
+  }
+
+  void take(rdzv::ServerMessage message) {
+    if (auto* ack = std::get_if<rdzv::HeartbeatAck>(&message)) {
+      while (!unanswered.empty() && unanswered.front().first <= ack->sequence) {
+        renew_lease(unanswered.front().second);
+        unanswered.pop_front();
+      }
+      if (!ack->reason.empty() && standing == Standing::joining) log_info("waiting: {}", ack->reason);
+      return;
+    }
+    if (std::holds_alternative<rdzv::Registered>(message)) return;
+    if (auto* shutdown = std::get_if<rdzv::Shutdown>(&message);
+        shutdown && shutdown->cause == rdzv::ShutdownCause::daemon_stops) {
+      goodbye = true;
+      log_warning("the rendezvous stops ({}): workers run on, trying to reach the next one", shutdown->reason);
+      told_broken = true;
+      return;
+    }
+    if (events.on_message) events.on_message(std::move(message));
+  }
+
+  void send(const rdzv::AgentMessage& message) {
+    if (!online) return;
+    out += rdzv::encode(message);
+    if (writing.empty()) write_next();
+  }
+
+  void write_next() {
+    writing = std::exchange(out, std::string());
+    if (writing.empty()) {
+      ended.cancel();  // close() waits for this
+      return;
+    }
+    asio::async_write(socket, asio::buffer(writing),
+                      [self = shared_from_this()](const boost::system::error_code& error, std::size_t) {
+                        self->writing.clear();
+                        if (!error) self->write_next();
+                      });
+  }
+
+  // --- lease
+
+  void beat() {
+    beat_timer.expires_after(options.node.keep_alive_interval);
+    beat_timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (error || !self || !self->online) return;
+      self->send_beat(false);
+      self->look_at_lease();
+      if (self->online) self->beat();
+    });
+  }
+
+  void send_beat(bool want_reason) {
+    rdzv::Heartbeat heartbeat;
+    heartbeat.sequence = ++sequence;
+    heartbeat.want_reason = want_reason;
+    unanswered.emplace_back(sequence, SteadyClock::now());
+    send(heartbeat);
+  }
+
+  void renew_lease(TimePoint proven) {
+    if (proven <= lease_from) return;
+    lease_from = proven;
+    lease_expired = false;
+  }
+
+  // Without a connection there are no beats; something must look at the clock all the same.
+  void watch_lease() {
+    beat_timer.expires_after(std::min(milliseconds(500), options.node.keep_alive_interval));
+    beat_timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (error || !self || self->online || self->closing) return;
+      self->look_at_lease();
+      if (!self->online) self->watch_lease();
+    });
+  }
+
+  void look_at_lease() {
+    if (lease_expired || SteadyClock::now() < lease_from + options.node.lease()) return;
+    lease_expired = true;
+    if (online) {
+      // The connection is of no use any more; a new one finds out sooner whether the way is open again.
+      log_warning("the rendezvous at {} is silent for {} ms", options.endpoint.to_string(),
+                  options.node.lease().count());
+      told_broken = true;
+      boost::system::error_code ignored;
+      socket.shutdown(tcp::socket::shutdown_both, ignored);
+      socket.close(ignored);
+    }
+    if (standing == Standing::member && events.on_lease_expired) events.on_lease_expired();
+  }
+
+  // --- telling
+
+  void tell() {
+    tell_timer.expires_after(kTell);
+    tell_timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (error || !self || self->closing) return;
+      if (self->standing == Standing::joining) {
+        if (self->online) {
+          self->send_beat(true);
+        } else {
+          log_on_change(LogLevel::info, "rendezvous unreachable",
+                        "waiting for the rendezvous at " + self->options.endpoint.to_string() + ": " + self->problem);
+        }
+      }
+      self->tell();
+    });
+  }
+
+  asio::io_context& io;
+  ClientOptions options;
+  ClientEvents events;
+  tcp::socket socket;
+  tcp::resolver resolver;
+  asio::steady_timer backoff_timer, beat_timer, tell_timer, ended;
+  bool running = false, closing = false, hopeless = false;
+  bool online = false, was_connected = false, told_broken = false, embedded = false, goodbye = false;
+  bool address_is_ours = false;
+  TimePoint broken_at;
+  std::string problem = "not tried yet";
+  std::string own, server;
+
+  Standing standing = Standing::idle;
+  Round last_round;
+  rdzv::Assignment slice;
+  std::optional<rdzv::DoneResult> pending_done;
+  std::optional<rdzv::Failure> pending_failure;
+  TimePoint failed_at;
+
+  std::string out, writing;
+  std::uint64_t sequence = 0;
+  std::deque<std::pair<std::uint64_t, TimePoint>> unanswered;
+  TimePoint lease_from;
+  bool lease_expired = false;
+};
+
+RendezvousClient::RendezvousClient(asio::io_context& io, ClientOptions options, ClientEvents events)
+    : impl_(std::make_shared<Impl>(io, std::move(options), std::move(events))) {}
+
+RendezvousClient::~RendezvousClient() {
+  impl_->closing = true;
+  impl_->events = ClientEvents();
+}
+
+void RendezvousClient::start() {
+  impl_->running = true;
+  impl_->broken_at = impl_->lease_from = SteadyClock::now();
+  impl_->tell();
+  asio::co_spawn(impl_->io, impl_->run(), [self = impl_](std::exception_ptr failure) {
+    self->running = false;
+    self->ended.cancel();
+    if (failure) std::rethrow_exception(failure);
+  });
+}
+
+void RendezvousClient::set_endpoint(Endpoint endpoint) { impl_->options.endpoint = std::move(endpoint); }
+
+void RendezvousClient::join(Round last_round, std::uint16_t worker_store_port) {
+  impl_->standing = Impl::Standing::joining;
+  impl_->last_round = last_round;
+  impl_->options.node.worker_store_port = worker_store_port;
+  impl_->pending_done.reset();
+  impl_->pending_failure.reset();
+  if (impl_->online) impl_->introduce();
+}
+
+void RendezvousClient::assigned(const rdzv::Assignment& slice) {
+  impl_->standing = Impl::Standing::member;
+  impl_->slice = slice;
+}
+
+void RendezvousClient::done(rdzv::DoneResult result) {
+  impl_->pending_done = result;
+  rdzv::Done done;
+  done.round = impl_->slice.round;
+  done.result = result;
+  impl_->send(done);
+}
+
+void RendezvousClient::failed(rdzv::Failure failure) {
+  impl_->pending_failure = std::move(failure);
+  impl_->failed_at = SteadyClock::now();
+  if (impl_->online) impl_->send_failure();
+}
+
+void RendezvousClient::leave(rdzv::LeaveWhy why, std::string reason) {
+  rdzv::Leave leave;
+  leave.round = impl_->slice.round;
+  leave.why = why;
+  leave.reason = std::move(reason);
+  impl_->send(leave);
+  impl_->standing = Impl::Standing::idle;
+}
+
+void RendezvousClient::send_flight(rdzv::FlightReply reply) { impl_->send(reply); }
+void RendezvousClient::request_roster() { impl_->send(rdzv::RosterRequest()); }
+
+asio::awaitable<void> RendezvousClient::close(milliseconds limit) {
+  const auto impl = impl_;
+  const TimePoint end = SteadyClock::now() + limit;
+  while (impl->online && !(impl->writing.empty() && impl->out.empty()) && SteadyClock::now() < end) {
+    impl->ended.expires_at(end);
+    co_await impl->ended.async_wait(kAsTuple);
+  }
+  impl->closing = true;
+  impl->online = false;
+  boost::system::error_code ignored;
+  // FIN, not RST: what we sent must arrive although something unread may lie in our buffer.
+  impl->socket.shutdown(tcp::socket::shutdown_send, ignored);
+  impl->socket.close(ignored);
+  impl->resolver.cancel();
+  impl->backoff_timer.cancel();
+  impl->beat_timer.cancel();
+  impl->tell_timer.cancel();
+  // A name look-up cannot be interrupted; the object lives on for it, nobody waits.
+  const TimePoint patience = SteadyClock::now() + milliseconds(200);
+  while (impl->running && SteadyClock::now() < patience) {
+    impl->ended.expires_at(patience);
+    co_await impl->ended.async_wait(kAsTuple);
+  }
+  impl->events = ClientEvents();
+}
+
+bool RendezvousClient::connected() const { return impl_->online; }
+bool RendezvousClient::ever_connected() const { return impl_->was_connected; }
+bool RendezvousClient::server_is_embedded() const { return impl_->embedded; }
+std::optional<TimePoint> RendezvousClient::disconnected_since() const {
+  if (impl_->online) return std::nullopt;
+  return impl_->broken_at;
+}
+std::string RendezvousClient::last_problem() const { return impl_->problem; }
+std::string RendezvousClient::own_address() const { return impl_->own; }
+std::string RendezvousClient::server_address() const { return impl_->server; }
+
+}  // namespace ddprun::launcher

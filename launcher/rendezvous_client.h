@@ -1,0 +1,78 @@
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/io_context.hpp>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/clock.h"
+#include "common/rdzv_protocol.h"
+#include "common/result.h"
+#include "common/types.h"
+
+namespace ddprun::launcher {
+
+// What the client tells its agent. Called from the client's own coroutines; must not block or throw.
+struct ClientEvents {
+  std::function<void(rdzv::ServerMessage)> on_message;  // all but heartbeat answers and Registered
+  // While workers run: nothing proves for T_lease that the rendezvous is alive or dead. Once per silence.
+  std::function<void()> on_lease_expired;
+  // The server will never talk to us: another protocol, another version. Once.
+  std::function<void(Error)> on_hopeless;
+  // Before the first connection: nobody listens at the endpoint. We might host it ourselves.
+  std::function<void()> on_nobody_there;
+};
+
+struct ClientOptions {
+  Endpoint endpoint;
+  rdzv::NodeInfo node;                             // address empty: our side of the connection
+  std::chrono::milliseconds read_timeout{60'000};  // for an answer to the opening
+};
+
+// The agent's connection to the rendezvous: connects, and after a break connects again at least once a second, says
+// again who we are, keeps the lease. One thread.
+//
+// The lease runs from the send time of the last answered heartbeat (or opening). A refused or reset connection proves
+// that the host is there and the daemon is dead, so it starts the lease anew: workers run on. Silence does not.
+class RendezvousClient {
+ public:
+  RendezvousClient(boost::asio::io_context& io, ClientOptions options, ClientEvents events);
+  ~RendezvousClient();
+  RendezvousClient(const RendezvousClient&) = delete;
+  RendezvousClient& operator=(const RendezvousClient&) = delete;
+
+  void start();
+  void set_endpoint(Endpoint endpoint);  // e.g. after we became the host
+
+  // Wants a place in the next round; kept and said again on each connection until assigned() or leave().
+  void join(Round last_round, std::uint16_t worker_store_port);
+  // Our workers of this round are being started: from now on a new connection registers instead of joining.
+  void assigned(const rdzv::Assignment& slice);
+  void done(rdzv::DoneResult result);
+  void failed(rdzv::Failure failure);  // `at`: now; the age is brought up to date when it is sent again
+  void leave(rdzv::LeaveWhy why, std::string reason);
+  void send_flight(rdzv::FlightReply reply);
+  void request_roster();
+
+  // Sends what is queued (at most `limit`), closes, ends all coroutines. After that the object is idle for good.
+  boost::asio::awaitable<void> close(std::chrono::milliseconds limit);
+
+  bool connected() const;
+  bool ever_connected() const;
+  bool server_is_embedded() const;
+  std::optional<TimePoint> disconnected_since() const;  // or since start(); nullopt while connected
+  std::string last_problem() const;                     // why there is no connection
+  // Numeric addresses of the current or last connection; "" before the first.
+  std::string own_address() const;
+  std::string server_address() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace ddprun::launcher
