@@ -196,9 +196,9 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
     listen.port = port;
     listen.first_port = options.first_port;
     listen.last_port = options.last_port;
-    auto listener = tcp_listen(listen);
-    if (!listener) return std::move(listener).error();
-    auto made = services.host_rendezvous(io, std::move(*listener));
+    auto bound = tcp_listen(listen);
+    if (!bound) return std::move(bound).error();
+    auto made = services.host_rendezvous(io, std::move(*bound));
     if (!made) return std::move(made).error();
     host = std::move(*made);
     endpoint.port = host->port();

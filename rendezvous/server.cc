@@ -13,7 +13,6 @@
 
 #include "common/log.h"
 #include "rendezvous/agent_session.h"
-#include "rendezvous/status.h"
 
 namespace ddprun::rendezvous {
 

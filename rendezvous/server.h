@@ -13,6 +13,7 @@
 #include "common/tcp.h"
 #include "common/types.h"
 #include "rendezvous/membership.h"
+#include "rendezvous/status.h"
 #include "rendezvous/store_server.h"
 
 namespace ddprun::rendezvous {
@@ -21,17 +22,6 @@ struct ServerOptions {
   bool embedded = false;  // in a launcher: dies with it; agents are told
   std::string token;      // lets operators of other hosts drain and stop; "" = loopback only
   StoreServerOptions store;
-};
-
-// Counters since the start, for the metrics.
-struct ServerCounters {
-  std::uint64_t agent_connections = 0;
-  std::uint64_t rounds = 0;
-  std::uint64_t restarts = 0;         // counted ones
-  std::uint64_t worker_failures = 0;  // reports
-  std::uint64_t nodes_lost = 0;
-  std::uint64_t jobs_succeeded = 0, jobs_failed = 0;
-  std::uint64_t expired = 0;  // nodes that waited in vain
 };
 
 // The rendezvous port: c10d store and agent protocol on one listener, told apart by the first byte. All jobs, one

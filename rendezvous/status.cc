@@ -1,6 +1,9 @@
 #include "rendezvous/status.h"
 
+#include <fmt/format.h>
+
 #include <array>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 namespace ddprun::rendezvous {
@@ -59,6 +62,105 @@ std::string to_status_json(const std::vector<JobStatus>& jobs,
   }
   // Host names and texts come from peers: bytes that are no UTF-8 are replaced, not thrown at.
   return json{{"jobs", std::move(all)}}.dump(2, ' ', false, json::error_handler_t::replace);
+}
+
+namespace {
+
+// A label value as OpenMetrics wants it.
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\\' || c == '"') out += '\\';
+    if (c == '\n') {
+      out += "\\n";
+    } else if (static_cast<unsigned char>(c) >= 0x20) {
+      out += c;
+    }
+  }
+  return out;
+}
+
+class Exposition {
+ public:
+  explicit Exposition(MetricsFormat format) : format_(format) {}
+
+  void family(std::string_view name, std::string_view type, std::string_view help) {
+    name_ = name;
+    if (type == "counter") name_ += "_total";
+    const std::string_view shown = format_ == MetricsFormat::openmetrics ? name : std::string_view(name_);
+    fmt::format_to(std::back_inserter(text_), "# HELP {} {}\n# TYPE {} {}\n", shown, help, shown, type);
+  }
+  void sample(double value, const std::string& labels = "") {
+    fmt::format_to(std::back_inserter(text_), "{}{} {}\n", name_, labels.empty() ? "" : "{" + labels + "}", value);
+  }
+  std::string finish() && { return std::move(text_) + (format_ == MetricsFormat::openmetrics ? "# EOF\n" : ""); }
+
+ private:
+  MetricsFormat format_;
+  std::string text_, name_;
+};
+
+}  // namespace
+
+std::string to_metrics(MetricsFormat format, const std::vector<JobStatus>& jobs, const ServerCounters& counters,
+                       const StoreStats& store) {
+  Exposition out(format);
+  const auto per_job = [&](std::string_view name, std::string_view help, auto value) {
+    out.family(name, "gauge", help);
+    for (const JobStatus& job : jobs) {
+      if (job.nodes.empty()) continue;
+      out.sample(static_cast<double>(value(job)), "run_id=\"" + escaped(job.run_id.value) + "\"");
+    }
+  };
+  per_job("ddprun_job_running", "1 while a world of this job runs",
+          [](const JobStatus& j) { return j.phase == Phase::running; });
+  per_job("ddprun_job_round", "Number of the job's last completed round",
+          [](const JobStatus& j) { return j.round.value; });
+  per_job("ddprun_job_nodes", "Nodes of the job that are here, spares included",
+          [](const JobStatus& j) { return j.nodes.size(); });
+  per_job("ddprun_job_world_size", "Ranks of the running world, 0 when none runs",
+          [](const JobStatus& j) { return j.world_size; });
+  per_job("ddprun_job_restarts", "Restarts of the job that were counted",
+          [](const JobStatus& j) { return j.restart_count; });
+  per_job("ddprun_job_max_restarts", "Restarts that the job may have",
+          [](const JobStatus& j) { return j.max_restarts; });
+  out.family("ddprun_job_nodes_by_state", "gauge", "Nodes of the job by state");
+  for (const JobStatus& job : jobs) {
+    if (job.nodes.empty()) continue;
+    std::array<std::int64_t, 5> states{};
+    for (const NodeStatus& node : job.nodes) ++states.at(static_cast<std::size_t>(node.state));
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      out.sample(static_cast<double>(states[i]), fmt::format("run_id=\"{}\",state=\"{}\"", escaped(job.run_id.value),
+                                                             rdzv::to_string(static_cast<rdzv::MemberState>(i))));
+    }
+  }
+  const auto counter = [&](std::string_view name, std::string_view help, std::uint64_t value) {
+    out.family(name, "counter", help);
+    out.sample(static_cast<double>(value));
+  };
+  counter("ddprun_agent_connections", "Connections of agents that were accepted", counters.agent_connections);
+  counter("ddprun_rounds", "Rounds that were completed", counters.rounds);
+  counter("ddprun_counted_restarts", "Restarts that were counted against a budget", counters.restarts);
+  counter("ddprun_worker_failures", "Reports of failed workers", counters.worker_failures);
+  counter("ddprun_nodes_departed", "Nodes that left or were lost", counters.nodes_lost);
+  counter("ddprun_nodes_expired", "Nodes whose join timeout passed", counters.expired);
+  const auto gauge = [&](std::string_view name, std::string_view help, std::size_t value) {
+    out.family(name, "gauge", help);
+    out.sample(static_cast<double>(value));
+  };
+  gauge("ddprun_store_connections", "Connected store clients", store.connections);
+  gauge("ddprun_store_waiting_connections", "Store clients that wait for a key", store.waiting);
+  gauge("ddprun_store_keys", "Keys in the store", store.keys);
+  gauge("ddprun_store_size_bytes", "Keys, values and queues in the store", store.stored_bytes);
+  std::uint64_t requests = 0;
+  for (const std::uint64_t n : store.requests) requests += n;
+  counter("ddprun_store_requests", "Store requests that were handled", requests);
+  counter("ddprun_store_received_bytes", "Bytes from store clients", store.bytes_in);
+  counter("ddprun_store_sent_bytes", "Bytes to store clients", store.bytes_out);
+  counter("ddprun_store_refused_connections", "Connections that were no store clients or went over a cap",
+          store.refused_garbage + store.refused_too_old + store.refused_malformed + store.refused_memory +
+              store.refused_descriptors + store.setup_timeouts);
+  return std::move(out).finish();
 }
 
 }  // namespace ddprun::rendezvous

@@ -1,0 +1,104 @@
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <boost/asio/as_tuple.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/exit_code.h"
+#include "common/log.h"
+#include "common/options.h"
+#include "common/tcp.h"
+#include "rendezvous/metrics_server.h"
+#include "rendezvous/options.h"
+#include "rendezvous/sd_notify.h"
+#include "rendezvous/server.h"
+#include "rendezvous/store_server.h"
+
+// ddprun-rendezvous: the standing daemon. Exit 0 on SIGTERM and SIGINT, after the agents were told.
+namespace ddprun::rendezvous {
+namespace {
+
+namespace asio = boost::asio;
+
+int complain(int code, const std::string& text) {
+  fmt::print(stderr, "ddprun-rendezvous: {}\n", text);
+  return code;
+}
+
+asio::awaitable<void> serve_until_signalled(asio::io_context& io, RendezvousServer& server,
+                                            std::unique_ptr<MetricsServer>& metrics) {
+  asio::signal_set signals(io, SIGTERM, SIGINT);
+  constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
+  const auto [error, number] = co_await signals.async_wait(as_tuple);
+  log_info("stopping signal={} agents={}", number, server.agents());
+  sd_notify("STOPPING=1");
+  metrics.reset();
+  co_await server.say_goodbye();
+}
+
+int run(int argc, char** argv) {
+  ::signal(SIGPIPE, SIG_IGN);
+  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  const OptionTable& table = rendezvous_option_table();
+  auto parsed = table.parse(arguments, process_environment());
+  if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
+  if (parsed->flag("help")) return fmt::print("{}", table.help()), exit_code::kOk;
+  if (parsed->flag("version")) return fmt::print("{}", version_text("ddprun-rendezvous")), exit_code::kOk;
+  auto options = make_rendezvous_options(*parsed);
+  if (!options) return complain(exit_code::kUsage, options.error().message());
+  log_init("ddprun-rendezvous", options->log_level);
+  raise_descriptor_limit();
+
+  ListenOptions listen;
+  listen.address = options->address;
+  listen.port = options->port;
+  auto listener = tcp_listen(listen);
+  if (!listener) return complain(exit_code::kFailure, listener.error().message());
+  asio::io_context io(1);
+  ServerOptions server_options;
+  server_options.token = options->token;
+  server_options.store.max_store_bytes = options->max_store_bytes;
+  server_options.store.max_connections = options->max_connections;
+  RendezvousServer server(io, std::move(*listener), std::move(server_options));
+  std::unique_ptr<MetricsServer> metrics;
+  if (options->metrics_port) {
+    ListenOptions metrics_listen;
+    metrics_listen.address = options->metrics_address;
+    metrics_listen.port = *options->metrics_port;
+    auto metrics_listener = tcp_listen(metrics_listen);
+    if (!metrics_listener) {
+      return complain(exit_code::kFailure, "--metrics-port: " + metrics_listener.error().message());
+    }
+    metrics = std::make_unique<MetricsServer>(io, std::move(*metrics_listener), server);
+  }
+  log_info("serving port={} metrics_port={}", server.port(), metrics ? std::to_string(metrics->port()) : "none");
+  sd_notify("READY=1");
+  std::exception_ptr failure;
+  asio::co_spawn(io, serve_until_signalled(io, server, metrics), [&](std::exception_ptr thrown) {
+    failure = thrown;
+    io.stop();
+  });
+  io.run();
+  if (failure) std::rethrow_exception(failure);
+  log_info("stopped");
+  return exit_code::kOk;
+}
+
+}  // namespace
+}  // namespace ddprun::rendezvous
+
+int main(int argc, char** argv) {
+  try {
+    return ddprun::rendezvous::run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "ddprun-rendezvous: internal error: {}\n", error.what());
+    return ddprun::exit_code::kFailure;
+  }
+}
