@@ -21,6 +21,7 @@ Result<std::unique_ptr<Dataset>> open_dataset(const DatasetOptions& options) {
   if (options.format == "csv") return open_csv(options);
   if (options.format == "idx") return open_idx(options);
   if (options.format == "npy") return open_npy(options);
+  if (options.format == "image_folder") return open_image_folder(options);
   if (options.format == "tokens") return open_tokens(options);
   if (options.format == "synthetic") return open_synthetic(options);
   return Error(Errc::invalid_argument, fmt::format("data.format: '{}' is not known", options.format));

@@ -1,0 +1,116 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstring>
+#include <filesystem>
+
+#include "worker/data/file_bytes.h"
+#include "worker/data/formats.h"
+#include "worker/data/image.h"
+#include "worker/data/sample_random.h"
+
+namespace ddprun::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_image(const fs::path& path) {
+  std::string ending = path.extension().string();
+  std::transform(ending.begin(), ending.end(), ending.begin(), [](unsigned char c) { return std::tolower(c); });
+  return ending == ".jpg" || ending == ".jpeg" || ending == ".png";
+}
+
+class ImageFolder final : public Dataset {
+ public:
+  struct File {
+    std::string path;
+    std::int32_t label;
+  };
+
+  ImageFolder(std::vector<File> files, std::int64_t classes, const DatasetOptions& options)
+      : files_(std::move(files)), options_(options) {
+    spec_.input_shape = {options.image_size, options.image_size, 3};
+    spec_.classes = classes;
+    for (std::size_t c = 0; c < 3; ++c) {
+      mean_[c] = options.mean.empty() ? 0.0F : static_cast<float>(options.mean[options.mean.size() == 1 ? 0 : c]);
+      std_[c] = options.std.empty() ? 1.0F : static_cast<float>(options.std[options.std.size() == 1 ? 0 : c]);
+    }
+  }
+
+  std::int64_t size() const override { return static_cast<std::int64_t>(files_.size()); }
+  const SampleSpec& spec() const override { return spec_; }
+
+  Result<void> read(const SampleKey& key, std::byte* input, std::byte* target) const override {
+    const File& file = files_[static_cast<std::size_t>(key.index)];
+    auto mapped = MappedFile::open(file.path);
+    if (!mapped) return std::move(mapped).error();
+    SampleRandom random(key);
+    const bool crop = options_.training && options_.crop;
+    const std::int64_t size = options_.image_size;
+    const ChooseBox choose = [&random, crop, size](std::int64_t width, std::int64_t height) {
+      return crop ? random_box(width, height, random) : center_box(width, height, size);
+    };
+    auto pixels = decode_image((*mapped)->bytes(), choose, size, /*exact=*/!options_.training);
+    if (!pixels) return std::move(pixels).error().with_context(file.path);
+    const bool mirror = options_.training && options_.flip && (random.next() >> 63) != 0;
+    resize_normalise(*pixels, size, mirror, mean_, std_, reinterpret_cast<float*>(input));
+    std::memcpy(target, &file.label, sizeof(file.label));
+    return {};
+  }
+
+  std::string name_of(std::int64_t index) const override { return files_[static_cast<std::size_t>(index)].path; }
+
+ private:
+  std::vector<File> files_;
+  DatasetOptions options_;
+  SampleSpec spec_;
+  std::array<float, 3> mean_{}, std_{};
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Dataset>> open_image_folder(const DatasetOptions& options) {
+  const std::string& root = options.paths.inputs;
+  std::error_code failed;
+  std::vector<std::string> classes;
+  for (fs::directory_iterator it(root, failed), end; !failed && it != end; it.increment(failed)) {
+    std::error_code ignored;
+    if (it->is_directory(ignored)) classes.push_back(it->path().filename().string());
+  }
+  if (failed) {
+    const Errc code = failed == std::errc::no_such_file_or_directory ? Errc::not_found : Errc::system;
+    return Error(code, fmt::format("{}: {}", root, failed.message()));
+  }
+  std::sort(classes.begin(), classes.end());
+  if (classes.empty()) return Error(Errc::invalid_argument, root + ": has no folders (one for each class)");
+  if (options.classes > 0 && static_cast<std::int64_t>(classes.size()) > options.classes) {
+    return Error(Errc::invalid_argument, fmt::format("{}: {} classes (folders), the model has {} outputs", root,
+                                                     classes.size(), options.classes));
+  }
+  if (!options.mean.empty() && options.mean.size() != 1 && options.mean.size() != 3) {
+    return Error(Errc::invalid_argument,
+                 fmt::format("data.normalize has {} numbers for 3 channels", options.mean.size()));
+  }
+  std::vector<ImageFolder::File> files;
+  for (std::size_t c = 0; c < classes.size(); ++c) {
+    const std::string folder = root + "/" + classes[c];
+    std::vector<std::string> paths;
+    for (fs::recursive_directory_iterator it(folder, fs::directory_options::follow_directory_symlink, failed), end;
+         !failed && it != end; it.increment(failed)) {
+      std::error_code ignored;
+      if (is_image(it->path()) && it->is_regular_file(ignored)) paths.push_back(it->path().string());
+    }
+    if (failed) return Error(Errc::system, fmt::format("{}: {}", folder, failed.message()));
+    if (paths.empty()) return Error(Errc::invalid_argument, folder + ": no .jpg, .jpeg or .png file in this class");
+    std::sort(paths.begin(), paths.end());
+    for (std::string& path : paths) {
+      files.push_back(ImageFolder::File{std::move(path), static_cast<std::int32_t>(c)});
+    }
+  }
+  const std::int64_t count = options.classes > 0 ? options.classes : static_cast<std::int64_t>(classes.size());
+  return std::unique_ptr<Dataset>(std::make_unique<ImageFolder>(std::move(files), count, options));
+}
+
+}  // namespace ddprun::data
