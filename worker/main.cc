@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -8,7 +9,9 @@
 #include "common/worker_env.h"
 #include "worker/config.h"
 #include "worker/options.h"
+#include "worker/plot.h"
 #include "worker/stop_signal.h"
+#include "worker/tokenize.h"
 #include "worker/train_loop.h"
 
 namespace ddprun::trainer {
@@ -20,6 +23,11 @@ int usage_error(const std::string& message) {
 }
 
 int run(const std::vector<std::string>& arguments) {
+  if (!arguments.empty()) {
+    const std::span<const std::string> rest = std::span(arguments).subspan(1);
+    if (arguments[0] == "tokenize") return tokenize(rest);
+    if (arguments[0] == "plot") return plot(rest);
+  }
   const OptionTable& table = option_table();
   auto options = table.parse(arguments, process_environment());
   if (!options) return usage_error(options.error().message());

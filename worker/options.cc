@@ -27,8 +27,10 @@ std::vector<OptionSpec> option_specs() {
 }  // namespace
 
 const OptionTable& option_table() {
-  static const OptionTable table("trainer", "trainer --config FILE [--set KEY=VALUE]...", option_specs(),
-                                 RestPolicy::none);
+  static const OptionTable table("trainer",
+                                 "trainer --config FILE [--set KEY=VALUE]...\n"
+                                 "       trainer tokenize | plot   (each with its own --help)",
+                                 option_specs(), RestPolicy::none);
   return table;
 }
 
