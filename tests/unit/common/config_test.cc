@@ -125,7 +125,11 @@ TEST(Config, DuplicateKeysAndBadSyntaxAreMalformed) {
             "c.yaml:4: a.lr: the key is there twice (first in line 2)");
   EXPECT_THAT(parse_problem("a: [1, 2\nb: 3\n"), StartsWith("c.yaml:"));
   EXPECT_THAT(parse_problem("\tlr: 1\n"), StartsWith("c.yaml:1: not valid YAML"));
-  EXPECT_THAT(parse_problem("a: 1\n---\nb: 2\n"), HasSubstr("2 documents"));
+  EXPECT_THAT(parse_problem("a: 1\n---\nb: 2\n"), HasSubstr("c.yaml:3: a second document"));
+  // yaml-cpp's LoadAll never comes back from the first.
+  EXPECT_EQ(parse_problem(", lr: 1\n"), "c.yaml:1: not valid YAML: unexpected text");
+  EXPECT_THAT(parse_problem("]\n"), StartsWith("c.yaml:1: not valid YAML"));
+  EXPECT_THAT(parse_problem("a: [1]\n]\nb: 2\n"), StartsWith("c.yaml:2:"));
   EXPECT_THAT(parse_problem("- 1\n- 2\n"), HasSubstr("'key: value'"));
   EXPECT_THAT(parse_problem("just words\n"), HasSubstr("'key: value'"));
   EXPECT_THAT(parse_problem("? [a, b]\n: 1\n"), HasSubstr("plain word"));
