@@ -4,11 +4,11 @@
 namespace ddprun::engine::gpu {
 namespace {
 
-std::uint32_t dropout_threshold(double p) { return static_cast<std::uint32_t>(p * 4294967296.0); }
+constexpr std::uint64_t kKeepAll = std::uint64_t{1} << 32;  // dropout_limit(0)
 
 template <typename T>
-__global__ void softmax_forward(std::int64_t tokens, float scale, std::uint32_t threshold, float keep_scale,
-                                RandomKey key, T* scores, float* log_sum) {
+__global__ void softmax_forward(std::int64_t tokens, float scale, std::uint64_t limit, float keep_scale, RandomKey key,
+                                T* scores, float* log_sum) {
   const std::int64_t row = blockIdx.x % tokens;
   const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * tokens;
   float largest = -INFINITY;
@@ -22,7 +22,7 @@ __global__ void softmax_forward(std::int64_t tokens, float scale, std::uint32_t 
     float p = 0;
     if (c <= row) {
       p = expf(scale * to_float(scores[base + c]) - denominator);
-      if (threshold) p *= dropout_factor(key, static_cast<std::uint64_t>(base + c), threshold, keep_scale);
+      if (limit < kKeepAll) p *= dropout_factor(key, static_cast<std::uint64_t>(base + c), limit, keep_scale);
     }
     scores[base + c] = from_float<T>(p);
   }
@@ -30,29 +30,30 @@ __global__ void softmax_forward(std::int64_t tokens, float scale, std::uint32_t 
 }
 
 template <typename T>
-__global__ void softmax_again(std::int64_t tokens, float scale, std::uint32_t threshold, float keep_scale,
-                              RandomKey key, T* scores, T* dropped, const float* log_sum) {
+__global__ void softmax_again(std::int64_t tokens, float scale, std::uint64_t limit, float keep_scale, RandomKey key,
+                              T* scores, T* dropped, const float* log_sum) {
   const std::int64_t row = blockIdx.x % tokens;
   const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * tokens;
   const float denominator = log_sum[blockIdx.x];
   for (std::int64_t c = threadIdx.x; c < tokens; c += kBlock) {
     const float p = c <= row ? expf(scale * to_float(scores[base + c]) - denominator) : 0.0f;
     scores[base + c] = from_float<T>(p);
-    const float factor =
-        threshold && c <= row ? dropout_factor(key, static_cast<std::uint64_t>(base + c), threshold, keep_scale) : 1.0f;
+    const float factor = limit < kKeepAll && c <= row
+                             ? dropout_factor(key, static_cast<std::uint64_t>(base + c), limit, keep_scale)
+                             : 1.0f;
     dropped[base + c] = from_float<T>(p * factor);
   }
 }
 
 template <typename T>
-__global__ void softmax_backward(std::int64_t tokens, float scale, std::uint32_t threshold, float keep_scale,
-                                 RandomKey key, const T* probabilities, T* dscores) {
+__global__ void softmax_backward(std::int64_t tokens, float scale, std::uint64_t limit, float keep_scale, RandomKey key,
+                                 const T* probabilities, T* dscores) {
   const std::int64_t row = blockIdx.x % tokens;
   const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * tokens;
   float dot = 0;
   for (std::int64_t c = threadIdx.x; c <= row; c += kBlock) {
     float g = to_float(dscores[base + c]);
-    if (threshold) g *= dropout_factor(key, static_cast<std::uint64_t>(base + c), threshold, keep_scale);
+    if (limit < kKeepAll) g *= dropout_factor(key, static_cast<std::uint64_t>(base + c), limit, keep_scale);
     dot += to_float(probabilities[base + c]) * g;
   }
   dot = block_sum<kBlock>(dot);
@@ -60,7 +61,7 @@ __global__ void softmax_backward(std::int64_t tokens, float scale, std::uint32_t
     float v = 0;
     if (c <= row) {
       float g = to_float(dscores[base + c]);
-      if (threshold) g *= dropout_factor(key, static_cast<std::uint64_t>(base + c), threshold, keep_scale);
+      if (limit < kKeepAll) g *= dropout_factor(key, static_cast<std::uint64_t>(base + c), limit, keep_scale);
       v = scale * to_float(probabilities[base + c]) * (g - dot);
     }
     dscores[base + c] = from_float<T>(v);
@@ -68,10 +69,10 @@ __global__ void softmax_backward(std::int64_t tokens, float scale, std::uint32_t
 }
 
 template <typename T>
-__global__ void dropout_kernel(std::int64_t count, std::uint32_t threshold, float keep_scale, RandomKey key, const T* x,
+__global__ void dropout_kernel(std::int64_t count, std::uint64_t limit, float keep_scale, RandomKey key, const T* x,
                                T* y, bool accumulate) {
   for (std::int64_t i = first_index(); i < count; i += index_step()) {
-    const float v = to_float(x[i]) * dropout_factor(key, static_cast<std::uint64_t>(i), threshold, keep_scale);
+    const float v = to_float(x[i]) * dropout_factor(key, static_cast<std::uint64_t>(i), limit, keep_scale);
     y[i] = from_float<T>(accumulate ? to_float(y[i]) + v : v);
   }
 }
@@ -84,7 +85,7 @@ void causal_softmax(Stream stream, DType type, std::int64_t matrices, std::int64
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
     softmax_forward<T><<<static_cast<unsigned>(matrices * tokens), kBlock, 0, stream>>>(
-        tokens, static_cast<float>(scale), dropout_threshold(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
+        tokens, static_cast<float>(scale), dropout_limit(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
         static_cast<T*>(scores), log_sum);
   });
 }
@@ -95,7 +96,7 @@ void causal_softmax_again(Stream stream, DType type, std::int64_t matrices, std:
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
     softmax_again<T><<<static_cast<unsigned>(matrices * tokens), kBlock, 0, stream>>>(
-        tokens, static_cast<float>(scale), dropout_threshold(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
+        tokens, static_cast<float>(scale), dropout_limit(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
         static_cast<T*>(scores), static_cast<T*>(dropped), log_sum);
   });
 }
@@ -106,7 +107,7 @@ void causal_softmax_backward(Stream stream, DType type, std::int64_t matrices, s
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
     softmax_backward<T><<<static_cast<unsigned>(matrices * tokens), kBlock, 0, stream>>>(
-        tokens, static_cast<float>(scale), dropout_threshold(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
+        tokens, static_cast<float>(scale), dropout_limit(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
         static_cast<const T*>(probabilities), static_cast<T*>(dscores));
   });
 }
@@ -116,7 +117,7 @@ void dropout(Stream stream, DType type, std::int64_t count, double p, const Rand
   if (count == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    dropout_kernel<T><<<grid_for(count), kBlock, 0, stream>>>(count, dropout_threshold(p),
+    dropout_kernel<T><<<grid_for(count), kBlock, 0, stream>>>(count, dropout_limit(p),
                                                               static_cast<float>(1.0 / (1.0 - p)), key,
                                                               static_cast<const T*>(x), static_cast<T*>(y), accumulate);
   });

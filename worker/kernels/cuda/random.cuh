@@ -30,10 +30,13 @@ __device__ __forceinline__ std::uint32_t random_word(const RandomKey& key, std::
   return words[i % 4];
 }
 
-// Factor of element i: 0 if dropped, 1 / (1 - p) if kept. `threshold`: see dropout_threshold().
-__device__ __forceinline__ float dropout_factor(const RandomKey& key, std::uint64_t i, std::uint32_t threshold,
+// Words below the limit are kept: (1 - p) of all 2^32, the rule of all backends.
+inline std::uint64_t dropout_limit(double p) { return static_cast<std::uint64_t>((1.0 - p) * 4294967296.0); }
+
+// Factor of element i: 0 if dropped, `scale` = 1 / (1 - p) if kept.
+__device__ __forceinline__ float dropout_factor(const RandomKey& key, std::uint64_t i, std::uint64_t limit,
                                                 float scale) {
-  return random_word(key, i) >= threshold ? scale : 0.0f;
+  return random_word(key, i) < limit ? scale : 0.0f;
 }
 
 }  // namespace ddprun::engine::gpu
