@@ -442,6 +442,10 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
       pause(*pump, only_console && console->full() && !console->closed);
     }
     for (Console& console : consoles_) console.flush(now);
+    for (auto& [id, pump] : pumps_) {
+      // The console took so much that there is room again, and no event will say so.
+      if ((pump->lagging() || pump->paused) && !pump->console->full()) at(now);
+    }
 
     std::vector<int> done;
     for (auto& [id, pump] : pumps_) {

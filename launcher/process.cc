@@ -1,6 +1,5 @@
 #include "launcher/process.h"
 
-#include <fcntl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -63,9 +62,11 @@ void kill_and_reap(pid_t pid) {
 }  // namespace
 
 Result<std::unique_ptr<ChildProcess>> ChildProcess::adopt(const asio::any_io_executor& executor, pid_t pid) {
+  // Two of their own, no dup(): Asio leaves it to close() to take a descriptor out of epoll, which a duplicate would
+  // keep in there, with a pointer to what is long another's.
   UniqueFd watched(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-  UniqueFd handle(watched ? ::fcntl(watched.get(), F_DUPFD_CLOEXEC, 3) : -1);
-  if (!handle) {
+  UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!watched || !handle) {
     const int error = errno;
     kill_and_reap(pid);
     return Error::from_errno(error, "cannot watch process " + std::to_string(pid));

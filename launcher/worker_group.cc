@@ -122,7 +122,8 @@ class WorkerGroupState : public std::enable_shared_from_this<WorkerGroupState> {
  private:
   Result<void> start_one(WorkerSpec spec, const AttemptFolder& folder, const AttemptStdio& attempt);
   void kill_all_now();
-  void ended(Worker& worker);
+  void watch(const std::shared_ptr<Worker>& worker);
+  void ended(std::shared_ptr<Worker> worker, bool killed_now);
   void send(Worker& worker, int signal);
   void output_ended(OutputHub::Ended ended);
 
@@ -146,7 +147,7 @@ class WorkerGroupState : public std::enable_shared_from_this<WorkerGroupState> {
   asio::signal_set child_signals_, window_signals_;
   OutputHub hub_;
 
-  std::map<std::int64_t, std::unique_ptr<Worker>> workers_;  // by local rank
+  std::map<std::int64_t, std::shared_ptr<Worker>> workers_;  // by local rank
   std::size_t alive_ = 0;
   std::set<std::string> escaped_from_;
   std::set<pid_t> sessions_;  // leaders of this attempt
@@ -218,7 +219,7 @@ Result<void> WorkerGroupState::start(std::vector<WorkerSpec> specs) {
 }
 
 Result<void> WorkerGroupState::start_one(WorkerSpec spec, const AttemptFolder& folder, const AttemptStdio& attempt) {
-  auto worker = std::make_unique<Worker>();
+  auto worker = std::make_shared<Worker>();
   const LocalRank rank = spec.env.local_rank;
   worker->env = spec.env;
   worker->error_file = folder.error_file(rank);
@@ -252,49 +253,60 @@ Result<void> WorkerGroupState::start_one(WorkerSpec spec, const AttemptFolder& f
   worker->stdio = *std::move(stdio);
   sessions_.insert(*pid);
   ++alive_;
-  Worker* const raw = worker.get();
-  workers_[rank.value] = std::move(worker);
-  raw->child->when_ended([weak = weak_from_this(), raw] {
-    if (const auto self = weak.lock(); self && !self->gone_) self->ended(*raw);
-  });
+  workers_[rank.value] = worker;
+  watch(worker);
   return {};
 }
 
-void WorkerGroupState::ended(Worker& worker) {
-  if (worker.ended) return;
-  worker.ended = true;
+void WorkerGroupState::watch(const std::shared_ptr<Worker>& worker) {
+  // Its handler may already be queued when a failed start() throws the worker away.
+  worker->child->when_ended([weak = weak_from_this(), weak_worker = std::weak_ptr(worker)] {
+    const auto self = weak.lock();
+    const auto alive = weak_worker.lock();
+    if (self && alive && !self->gone_) self->ended(alive, false);
+  });
+}
+
+void WorkerGroupState::ended(std::shared_ptr<Worker> worker, bool killed_now) {
+  if (worker->ended) return;
+  siginfo_t info = {};
+  const int peeked = ::waitid(P_PID, static_cast<id_t>(worker->pid), &info, WEXITED | WNOWAIT | WNOHANG);
+  if (!killed_now && peeked == 0 && info.si_pid == 0) {  // it still runs: what follows would kill it
+    watch(worker);
+    return;
+  }
+  worker->ended = true;
   WorkerExit exit;
   exit.at = SteadyClock::now();
   exit.time = std::chrono::system_clock::now();
-  siginfo_t info = {};
-  if (::waitid(P_PID, static_cast<id_t>(worker.pid), &info, WEXITED | WNOWAIT | WNOHANG) == 0 && info.si_pid != 0) {
+  if (peeked == 0 && info.si_pid != 0 && !worker->signalled) {
     ExitStatus status;
     if (info.si_code == CLD_EXITED) {
       status.code = info.si_status;
     } else {
       status.signal = info.si_status;
     }
-    if (!worker.signalled) worker.memory = memory_.judge(worker.pid, status);
+    worker->memory = memory_.judge(worker->pid, status);
   }
-  exit.status = worker.child->reap();
-  exit.local_rank = worker.env.local_rank;
-  exit.rank = worker.env.rank;
-  exit.pid = worker.pid;
-  exit.stopped_by_us = worker.signalled;
+  exit.status = worker->child->reap();
+  exit.local_rank = worker->env.local_rank;
+  exit.rank = worker->env.rank;
+  exit.pid = worker->pid;
+  exit.stopped_by_us = worker->signalled;
   exits_.push_back(exit);
   --alive_;
   if (alive_ == 0) {
     sweep_all();
   } else {
     // Helpers that left its group; once for all workers that end together.
-    escaped_from_.insert("LOCAL_RANK=" + std::to_string(worker.env.local_rank.value));
+    escaped_from_.insert("LOCAL_RANK=" + std::to_string(worker->env.local_rank.value));
     sweep_timer_.expires_after(kSweepDelay);
     sweep_timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& ec) {
       const auto self = weak.lock();
       if (!ec && self && !self->gone_) self->kill_escaped();
     });
   }
-  for (const int id : worker.stdio.hub_ids()) hub_.finish(id, kSourceLimit);
+  for (const int id : worker->stdio.hub_ids()) hub_.finish(id, kSourceLimit);
   reap_orphans();
   notify();
 }
@@ -383,7 +395,7 @@ void WorkerGroupState::kill_all_now() {
     worker->signalled = true;
   }
   for (auto& [rank, worker] : workers_) {
-    if (!worker->ended) ended(*worker);
+    if (!worker->ended) ended(worker, true);
   }
 }
 
