@@ -61,7 +61,7 @@ struct ValueSpec {
   enum class Type : std::uint8_t { activation, master, f64, i32, u8 } type = Type::activation;
   std::string name;  // inputs only
   bool input = false;
-  bool output = false;             // stays readable after forward()
+  bool output = false;             // stays readable from forward() to backward()
   std::int64_t low = 0, high = 0;  // i32 inputs: legal values low..high-1, when high > low
   bool has_extra = false;          // one more legal value (ignore_index)
   std::int64_t extra = 0;
@@ -118,7 +118,6 @@ class Graph {
   // Scalar losses. logits [..., K], targets i32 of the leading extents; mean over kept targets.
   Value cross_entropy(Value logits, Value targets, CrossEntropySpec spec = {});
   Value mse(Value prediction, Value targets);  // mean over all elements
-  Value reshape(Value x, Shape shape);         // same count; shares memory
 
   void mark_output(Value v) { values_[v.id].output = true; }
   void set_loss(Value v) { loss_ = v; }
@@ -136,6 +135,7 @@ class Graph {
   Value record(std::shared_ptr<const Op> op, std::vector<Value> inputs, std::vector<Value> outputs,
                std::vector<ParamId> params = {});
   Value normalise(Value x, const std::string& name, const Value* residual, bool relu);
+  void restrict_ids(Value ids, std::int64_t high, const std::int64_t* extra);
 
   std::vector<ValueSpec> values_;
   std::vector<Node> nodes_;
@@ -145,8 +145,8 @@ class Graph {
   std::int32_t segments_ = 0;
 };
 
-// Trainable parameters in the order in which one backward pass completes their gradients: known before the first step
-// and the same on every rank. Parameters that `is_frozen(name)` names by pattern are left out by ParameterStore.
+// Parameters in the order in which one backward pass completes their gradients: known before the first step and the
+// same on every rank. Buffers are not in it; frozen parameters are (Plan::ready_order() leaves them out).
 std::vector<ParamId> ready_order(const Graph& graph);
 
 }  // namespace ddprun::engine

@@ -43,7 +43,8 @@ class Plan {
   static Result<std::unique_ptr<Plan>> create(const Graph& graph, ParameterStore& store, const PlanOptions& options);
   virtual ~Plan() = default;
 
-  // host: the input's elements, row-major, f32 or i32 as declared. Copies.
+  // host: the input's elements, row-major, f32 or i32 as declared. Copies. All inputs are loaded before
+  // each forward(): their memory serves other tensors afterwards.
   // Errors: invalid_argument for an i32 out of range, with the value, its place and the range.
   virtual Result<void> load(Value input, const void* host) = 0;
   // Runs the model. `key` feeds dropout masks (op is filled in); with the same key the same masks.

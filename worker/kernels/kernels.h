@@ -69,7 +69,7 @@ struct UpdateChunk {
   void* state2 = nullptr;  // AdamW exp_avg_sq
   void* low = nullptr;
   std::int64_t count = 0;
-  float decay = 0;  // weight decay of this parameter
+  double decay = 0;  // weight decay of this parameter
 };
 
 struct SgdUpdate {
@@ -130,7 +130,7 @@ class Kernels {
 
   virtual std::size_t prepare(const ConvDesc& desc) = 0;
   virtual void conv_forward(const ConvDesc& desc, const void* x, const void* weight, void* y, void* scratch) = 0;
-  virtual void conv_backward_data(const ConvDesc& desc, const void* dy, const void* weight, void* dx, bool accumulate,
+  virtual void conv_backward_data(const ConvDesc& desc, const void* dy, const void* weight, void* dx,
                                   void* scratch) = 0;
   virtual void conv_backward_weight(const ConvDesc& desc, const void* x, const void* dy, Master* dweight,
                                     bool accumulate, void* scratch) = 0;
@@ -213,7 +213,8 @@ class Kernels {
 std::unique_ptr<Kernels> make_reference_kernels();
 // oneDNN for matrix products and convolutions, own fused loops for the rest; the instruction set (AVX-512, AVX2, plain)
 // is chosen when the program runs. precision: f32, bf16 or f16 (the low ones prove semantics and are not faster).
+// instruction_set: null for the best, or "avx2", "plain" to go no further (own loops only; for tests).
 // Errors: invalid_argument for another type.
-Result<std::unique_ptr<Kernels>> make_cpu_kernels(DType precision = DType::f32);
+Result<std::unique_ptr<Kernels>> make_cpu_kernels(DType precision = DType::f32, const char* instruction_set = nullptr);
 
 }  // namespace ddprun::engine

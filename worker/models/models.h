@@ -27,11 +27,11 @@ enum class Init : std::uint8_t { standard, zeros };
 
 // One struct for all models; which fields count is said beside them.
 struct ModelConfig {
-  std::string name;  // linear | mlp | resnet18 | resnet50 | gpt2
+  std::string name = {};  // linear | mlp | resnet18 | resnet50 | gpt2
   Init init = Init::standard;
   std::int64_t inputs = 0;                                // linear, mlp: features per sample
   std::int64_t outputs = 10;                              // linear, mlp, resnet: classes or regression outputs
-  std::vector<std::int64_t> hidden;                       // mlp: widths of the hidden layers
+  std::vector<std::int64_t> hidden = {};                  // mlp: widths of the hidden layers
   Stem stem = Stem::imagenet;                             // resnet
   std::int64_t width = 64;                                // resnet: channels of the first stage
   std::int64_t channels = 3;                              // resnet

@@ -14,11 +14,11 @@ struct Schedule {
   double lr = 0.1;
   double min_lr = 0;
   std::int64_t warmup_steps = 0;
-  double warmup_factor = 0;              // 0: t/warmup as nanoGPT; torch.LinearLR's start_factor otherwise
-  std::int64_t total_steps = 0;          // cosine, linear: t at which min_lr is reached, warm-up included
-  std::int64_t step_size = 30;           // step
-  double gamma = 0.1;                    // step, multi_step
-  std::vector<std::int64_t> milestones;  // multi_step
+  double warmup_factor = 0;                   // 0: t/warmup as nanoGPT; torch.LinearLR's start_factor otherwise
+  std::int64_t total_steps = 0;               // cosine, linear: t at which min_lr is reached, warm-up included
+  std::int64_t step_size = 30;                // step
+  double gamma = 0.1;                         // step, multi_step
+  std::vector<std::int64_t> milestones = {};  // multi_step
 
   double at(std::int64_t t) const;
 };

@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "common/check.h"
+#include "worker/engine/rng.h"
+#include "worker/models/models.h"
+
+namespace ddprun::engine {
+namespace {
+
+// Draws in the order in which torch constructs modules, by parameter name.
+class Initialiser {
+ public:
+  Initialiser(ParameterStore& store, std::uint64_t seed) : store_(store), generator_(seed) {}
+
+  bool has(const std::string& name) const { return store_.find(name).has_value(); }
+
+  // torch.nn.Linear and Conv2d as constructed: kaiming_uniform(a = sqrt 5), that is U(+-1/sqrt(fan_in)), bias alike.
+  void module(const std::string& name) {
+    const Parameter& w = parameter(name + ".weight");
+    // nn.init computes sqrt(3) * (gain / sqrt(fan_in)) in this order; the last bits follow it.
+    const double fan_in = static_cast<double>(w.shape.count() / w.shape[0]);
+    const double gain = std::sqrt(2.0 / (1.0 + 5.0));
+    const double bound = std::sqrt(3.0) * (gain / std::sqrt(fan_in));
+    uniform(w, bound);
+    if (has(name + ".bias")) uniform(parameter(name + ".bias"), 1.0 / std::sqrt(fan_in));
+  }
+  void uniform(const Parameter& p, double bound) {
+    std::vector<float> values(p.count());
+    generator_.uniform(values, -bound, bound);
+    store_.write_f32(p.id, values);
+  }
+  void normal(const std::string& name, double std) {
+    const Parameter& p = parameter(name);
+    std::vector<float> values(p.count());
+    generator_.normal(values, 0, std);
+    store_.write_f32(p.id, values);
+  }
+  void kaiming_normal_fan_out(const std::string& name) {
+    const Parameter& p = parameter(name);
+    const double fan_out = static_cast<double>(p.shape.count() / p.shape[1]);
+    normal(name, std::sqrt(2.0) / std::sqrt(fan_out));
+  }
+  void fill(const Parameter& p, float value) {
+    if (p.on_host) {
+      const std::int64_t zero = 0;
+      store_.write(p.id, &zero);
+      return;
+    }
+    const std::vector<float> values(p.count(), value);
+    store_.write_f32(p.id, values);
+  }
+
+ private:
+  const Parameter& parameter(const std::string& name) const {
+    const auto id = store_.find(name);
+    CHECK(id.has_value(), "initialise(): the store is of another model");
+    return store_[*id];
+  }
+
+  ParameterStore& store_;
+  Generator generator_;
+};
+
+bool ends_with(const std::string& text, const char* end) { return text.ends_with(end); }
+
+void initialise_resnet(const ModelConfig& config, Initialiser& init) {
+  // Construction: a block's downsample convolution is made before the block itself. modules() walks in definition
+  // order.
+  std::vector<std::string> constructed = {"conv1"}, walked = {"conv1"};
+  const bool bottleneck = config.name == "resnet50";
+  const int blocks18[] = {2, 2, 2, 2}, blocks50[] = {3, 4, 6, 3};
+  for (int stage = 0; stage < 4; ++stage) {
+    for (int block = 0; block < (bottleneck ? blocks50 : blocks18)[stage]; ++block) {
+      const std::string name = "layer" + std::to_string(stage + 1) + "." + std::to_string(block);
+      const bool down = init.has(name + ".downsample.0.weight");
+      if (down) constructed.push_back(name + ".downsample.0");
+      for (int conv = 1; conv <= (bottleneck ? 3 : 2); ++conv) {
+        constructed.push_back(name + ".conv" + std::to_string(conv));
+        walked.push_back(constructed.back());
+      }
+      if (down) walked.push_back(name + ".downsample.0");
+    }
+  }
+  for (const std::string& name : constructed) init.module(name);
+  init.module("fc");
+  for (const std::string& name : walked) init.kaiming_normal_fan_out(name + ".weight");
+}
+
+void initialise_gpt2(const ModelConfig& config, Initialiser& init) {
+  const double narrow = 0.02 / std::sqrt(2.0 * static_cast<double>(config.layers));
+  init.normal("transformer.wte.weight", 0.02);
+  init.normal("transformer.wpe.weight", 0.02);
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    const std::string name = "transformer.h." + std::to_string(layer);
+    init.normal(name + ".attn.c_attn.weight", 0.02);
+    init.normal(name + ".attn.c_proj.weight", narrow);
+    init.normal(name + ".mlp.c_fc.weight", 0.02);
+    init.normal(name + ".mlp.c_proj.weight", narrow);
+  }
+}
+
+}  // namespace
+
+void initialise(const ModelConfig& config, ParameterStore& store, std::uint64_t seed) {
+  Initialiser init(store, seed);
+  for (const Parameter& p : store.parameters()) {
+    // Norms are the only vectors called weight; running_var is their other 1.
+    const bool one = (p.shape.rank() == 1 && ends_with(p.name, ".weight")) || ends_with(p.name, ".running_var");
+    init.fill(p, one ? 1.0f : 0.0f);
+  }
+  if (config.init == Init::zeros) return;
+  if (config.name == "gpt2") {
+    initialise_gpt2(config, init);
+  } else if (config.name == "linear") {
+    init.module("fc");
+  } else if (config.name == "mlp") {
+    for (std::size_t layer = 1; layer <= config.hidden.size() + 1; ++layer) init.module("fc" + std::to_string(layer));
+  } else {
+    initialise_resnet(config, init);
+  }
+}
+
+}  // namespace ddprun::engine

@@ -1,0 +1,78 @@
+#include "worker/models/models.h"
+
+#include <fmt/format.h>
+
+#include "worker/models/builders.h"
+
+namespace ddprun::engine {
+namespace {
+
+Result<void> check(const ModelConfig& c, const LossConfig& loss) {
+  auto need = [&](bool good, const std::string& what) -> Result<void> {
+    if (good) return {};
+    return Error(Errc::invalid_argument, fmt::format("model {}: {}", c.name, what));
+  };
+  if (loss.label_smoothing < 0 || loss.label_smoothing >= 1) {
+    return need(false, fmt::format("label_smoothing {} is not in [0, 1)", loss.label_smoothing));
+  }
+  if (c.name == "linear" || c.name == "mlp") {
+    if (auto r = need(c.inputs > 0, fmt::format("inputs must be positive, not {}", c.inputs)); !r) return r;
+    for (std::int64_t h : c.hidden) {
+      if (auto r = need(h > 0, fmt::format("hidden width {} is not positive", h)); !r) return r;
+    }
+    return need(c.outputs > 0, fmt::format("outputs must be positive, not {}", c.outputs));
+  }
+  if (c.name == "resnet18" || c.name == "resnet50") {
+    if (loss.kind == LossKind::mse) return need(false, "wants the loss cross_entropy, not mse");
+    if (auto r = need(c.outputs > 0, fmt::format("outputs must be positive, not {}", c.outputs)); !r) return r;
+    if (auto r = need(c.width > 0 && c.channels > 0, "width and channels must be positive"); !r) return r;
+    return need(c.image_size >= 8, fmt::format("image_size {} is below 8", c.image_size));
+  }
+  if (c.name == "gpt2") {
+    if (loss.kind == LossKind::mse) return need(false, "wants the loss cross_entropy, not mse");
+    if (auto r = need(c.layers > 0 && c.heads > 0 && c.embedding > 0 && c.vocabulary > 0, "sizes must be positive");
+        !r) {
+      return r;
+    }
+    if (auto r = need(c.embedding % c.heads == 0,
+                      fmt::format("embedding {} is no multiple of heads {}", c.embedding, c.heads));
+        !r) {
+      return r;
+    }
+    if (auto r = need(c.dropout >= 0 && c.dropout < 1, fmt::format("dropout {} is not in [0, 1)", c.dropout)); !r)
+      return r;
+    return need(c.sequence_length > 0 && c.sequence_length <= c.context,
+                fmt::format("sequence_length {} is not in 1..{} (context)", c.sequence_length, c.context));
+  }
+  return need(false, "unknown; known are linear, mlp, resnet18, resnet50, gpt2");
+}
+
+}  // namespace
+
+Result<Model> build_model(const ModelConfig& config, const LossConfig& loss, std::int64_t batch_size) {
+  if (auto good = check(config, loss); !good) return std::move(good).error();
+  if (batch_size <= 0) return Error(Errc::invalid_argument, fmt::format("batch size {} is not positive", batch_size));
+  Model model;
+  if (config.name == "gpt2") {
+    build_gpt2(config, batch_size, model);
+  } else if (config.name == "linear" || config.name == "mlp") {
+    build_mlp(config, batch_size, model);
+  } else {
+    build_resnet(config, batch_size, model);
+  }
+  Graph& g = model.graph;
+  g.mark_output(model.logits);
+  const Shape logits = g.shape(model.logits);
+  if (loss.kind == LossKind::mse) {
+    model.target = g.input("target", logits, DType::f32);
+    model.loss = g.mse(model.logits, model.target);
+  } else {
+    model.target = g.input("target", Shape(logits.extents().first(logits.rank() - 1)), DType::i32);
+    model.loss = g.cross_entropy(model.logits, model.target,
+                                 {.label_smoothing = loss.label_smoothing, .ignore_index = loss.ignore_index});
+  }
+  g.set_loss(model.loss);
+  return model;
+}
+
+}  // namespace ddprun::engine

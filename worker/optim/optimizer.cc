@@ -1,0 +1,132 @@
+#include "worker/optim/optimizer.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "common/check.h"
+#include "worker/optim/chunks.h"
+
+namespace ddprun::optim {
+namespace {
+
+using engine::Kernels;
+using engine::Parameter;
+using engine::UpdateChunk;
+
+class FlatOptimizer final : public Optimizer {
+ public:
+  FlatOptimizer(const OptimizerConfig& config, engine::ParameterStore& store)
+      : config_(config), store_(store), kernels_(store.kernels()), chunks_(parameter_chunks(store)) {}
+
+  ~FlatOptimizer() override {
+    if (arena_ != nullptr) kernels_.release(arena_);
+  }
+
+  // false: no memory.
+  bool allocate() {
+    const int states = config_.kind == OptimizerKind::adamw ? 2 : config_.momentum != 0 ? 1 : 0;
+    std::size_t bytes = 0;
+    for (const Parameter& p : store_.parameters()) {
+      if (p.trainable) bytes += padded(p);
+    }
+    if (states > 0) {
+      arena_ = static_cast<char*>(kernels_.allocate(bytes * static_cast<std::size_t>(states)));
+      if (arena_ == nullptr) return false;
+    }
+    std::size_t chunk = 0, offset = 0;
+    for (const Parameter& p : store_.parameters()) {
+      if (!p.trainable) continue;
+      const bool decays = !config_.decay_matrices_only || p.shape.rank() >= 2;
+      for (std::size_t begin = 0; begin < p.count(); ++chunk) {
+        UpdateChunk& c = chunks_[chunk];
+        c.decay = decays ? config_.weight_decay : 0.0;
+        const std::size_t at = offset + begin * engine::size_of(p.dtype);
+        if (states > 0) c.state1 = arena_ + at;
+        if (states > 1) c.state2 = arena_ + bytes + at;
+        begin += static_cast<std::size_t>(c.count);
+      }
+      if (config_.kind == OptimizerKind::adamw) {
+        state_.push_back({p.name, "exp_avg", p.shape, p.dtype, arena_ + offset});
+        state_.push_back({p.name, "exp_avg_sq", p.shape, p.dtype, arena_ + bytes + offset});
+      } else if (states == 1) {
+        state_.push_back({p.name, "momentum_buffer", p.shape, p.dtype, arena_ + offset});
+      }
+      offset += padded(p);
+    }
+    return true;
+  }
+
+  void step(double lr, const GradientFactors& factors) override {
+    ++steps_;
+    if (config_.kind == OptimizerKind::sgd) {
+      kernels_.sgd(chunks_, {.lr = lr,
+                             .momentum = config_.momentum,
+                             .dampening = config_.dampening,
+                             .nesterov = config_.nesterov,
+                             .first = steps_ == 1,
+                             .unscale = factors.unscale,
+                             .clip = factors.clip});
+      return;
+    }
+    const double t = static_cast<double>(steps_);
+    kernels_.adamw(chunks_, {.lr = lr,
+                             .beta1 = config_.beta1,
+                             .beta2 = config_.beta2,
+                             .eps = config_.eps,
+                             .correction1 = 1 - std::pow(config_.beta1, t),
+                             .correction2 = 1 - std::pow(config_.beta2, t),
+                             .unscale = factors.unscale,
+                             .clip = factors.clip});
+  }
+
+  std::int64_t steps() const override { return steps_; }
+  void set_steps(std::int64_t steps) override { steps_ = steps; }
+  std::vector<StateTensor> state() override { return state_; }
+  void read(const StateTensor& tensor, void* host) const override {
+    kernels_.copy_out(host, tensor.data, size(tensor));
+  }
+  void write(const StateTensor& tensor, const void* host) override {
+    kernels_.copy_in(tensor.data, host, size(tensor));
+  }
+
+ private:
+  static std::size_t padded(const Parameter& p) { return (p.size_bytes() + 63) / 64 * 64; }
+  static std::size_t size(const StateTensor& t) {
+    return static_cast<std::size_t>(t.shape.count()) * engine::size_of(t.dtype);
+  }
+
+  OptimizerConfig config_;
+  engine::ParameterStore& store_;
+  Kernels& kernels_;
+  std::vector<UpdateChunk> chunks_;
+  std::vector<StateTensor> state_;
+  char* arena_ = nullptr;
+  std::int64_t steps_ = 0;
+};
+
+Result<void> check(const OptimizerConfig& c) {
+  auto bad = [](const char* what, double value) {
+    return Error(Errc::invalid_argument, fmt::format("optimizer: {} is {}", what, value));
+  };
+  if (c.momentum < 0) return bad("momentum", c.momentum);
+  if (c.weight_decay < 0) return bad("weight_decay", c.weight_decay);
+  if (c.nesterov && (c.momentum <= 0 || c.dampening != 0)) {
+    return Error(Errc::invalid_argument, "optimizer: nesterov needs a momentum and no dampening");
+  }
+  if (!(c.beta1 >= 0 && c.beta1 < 1)) return bad("betas[0]", c.beta1);
+  if (!(c.beta2 >= 0 && c.beta2 < 1)) return bad("betas[1]", c.beta2);
+  if (!(c.eps >= 0)) return bad("eps", c.eps);
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Optimizer>> Optimizer::create(const OptimizerConfig& config, engine::ParameterStore& store) {
+  if (auto good = check(config); !good) return std::move(good).error();
+  auto optimizer = std::make_unique<FlatOptimizer>(config, store);
+  if (!optimizer->allocate()) return Error(Errc::system, "no memory for optimizer state");
+  return std::unique_ptr<Optimizer>(std::move(optimizer));
+}
+
+}  // namespace ddprun::optim

@@ -1,0 +1,33 @@
+#include "worker/optim/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace ddprun::optim {
+
+double Schedule::at(std::int64_t t) const {
+  if (t < warmup_steps) {
+    const double progress = static_cast<double>(t) / static_cast<double>(warmup_steps);
+    return lr * (warmup_factor + (1 - warmup_factor) * progress);
+  }
+  const std::int64_t s = t - warmup_steps;
+  const double span = static_cast<double>(std::max<std::int64_t>(total_steps - warmup_steps, 1));
+  const double progress = std::min(1.0, static_cast<double>(s) / span);
+  switch (kind) {
+    case ScheduleKind::constant:
+      return lr;
+    case ScheduleKind::cosine:
+      return min_lr + (lr - min_lr) * (1 + std::cos(std::numbers::pi * progress)) / 2;
+    case ScheduleKind::linear:
+      return lr + (min_lr - lr) * progress;
+    case ScheduleKind::step:
+      return lr * std::pow(gamma, static_cast<double>(s / std::max<std::int64_t>(step_size, 1)));
+    case ScheduleKind::multi_step:
+      return lr * std::pow(gamma, static_cast<double>(std::count_if(milestones.begin(), milestones.end(),
+                                                                    [s](std::int64_t m) { return s >= m; })));
+  }
+  return lr;
+}
+
+}  // namespace ddprun::optim
