@@ -29,7 +29,7 @@ inline std::vector<ModelCase> small_models() {
        {.name = "resnet18", .outputs = 5, .stem = Stem::small, .width = 3, .channels = 2, .image_size = 9},
        {},
        3},
-      {"resnet50_imagenet", {.name = "resnet50", .outputs = 3, .width = 2, .channels = 3, .image_size = 33}, {}, 2},
+      {"resnet50_imagenet", {.name = "resnet50", .outputs = 3, .width = 2, .channels = 3, .image_size = 33}, {}, 4},
       {"gpt2",
        {.name = "gpt2", .vocabulary = 13, .context = 9, .sequence_length = 7, .layers = 2, .heads = 2, .embedding = 6},
        {},
