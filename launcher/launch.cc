@@ -5,11 +5,13 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <array>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <chrono>
 #include <exception>
 #include <optional>
 #include <utility>
@@ -19,6 +21,7 @@
 #include "launcher/agent.h"
 #include "launcher/cpu_budget.h"
 #include "launcher/device.h"
+#include "launcher/event_log.h"
 #include "launcher/guard.h"
 #include "launcher/log_tree.h"
 #include "launcher/numa.h"
@@ -168,10 +171,31 @@ class Launch {
     group.stdin_policy = stdin_policy(options_.stdin_policy);
     group.guard = guard_;
     group.logs = logs_;
-    return make_worker_group(io, std::move(group));
+    return watch_group(make_worker_group(io, std::move(group)), observers_);
   }
 
-  Result<std::vector<WorkerSpec>> make_specs(const RoundContext& round) const {
+  void make_observers() {
+    observers_.push_back(&attempts_);
+    if (options_.events == LaunchOptions::Events::none) return;
+    EventLogOptions events;
+    events.workers = options_.events == LaunchOptions::Events::console;
+    events.rendezvous = options_.events == LaunchOptions::Events::dynamic_rendezvous;
+    events.run_id = options_.run_id.value;
+    events.role = options_.role;
+    events.backend = options_.backend == RdzvBackend::static_ ? "static" : "c10d";
+    events.entrypoint = report_.entrypoint;
+    std::array<char, 256> name{};
+    if (::gethostname(name.data(), name.size() - 1) == 0) events.host_name = name.data();
+    events.write = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    event_log_ = make_event_log(std::move(events));
+    observers_.push_back(event_log_.get());
+  }
+
+  Result<std::vector<WorkerSpec>> make_specs(const RoundContext& round) {
+    const auto now = SteadyClock::now();
+    const auto took =
+        std::chrono::duration_cast<std::chrono::milliseconds>(now - attempts_.ended_at().value_or(started_));
+    for (auto* observer : observers_) observer->on_round(round, took);
     std::vector<WorkerSpec> specs;
     for (std::int64_t i = 0; i < round.local_world_size; ++i) {
       WorkerSpec spec;
@@ -203,6 +227,8 @@ class Launch {
   }
 
   int supervise() {
+    make_observers();
+    started_ = SteadyClock::now();
     asio::io_context io(1);
     asio::signal_set signals(io);
     listen(signals);
@@ -266,6 +292,8 @@ class Launch {
   }
 
   int finish(JobOutcome outcome) {
+    for (auto* observer : observers_) observer->on_end(outcome);
+    report_.attempts = attempts_.attempts();
     report_.success = outcome.kind == JobOutcome::Kind::success;
     report_.exit_code = outcome.exit_code;
     report_.reason = std::move(outcome.reason);
@@ -305,6 +333,10 @@ class Launch {
   std::vector<std::vector<int>> cpus_;  // of each worker; empty = not bound
   std::shared_ptr<Guard> guard_;
   std::shared_ptr<LogTree> logs_;
+  AttemptLog attempts_;
+  std::unique_ptr<JobObserver> event_log_;
+  std::vector<JobObserver*> observers_;
+  TimePoint started_;
 };
 
 }  // namespace
