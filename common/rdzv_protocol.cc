@@ -134,6 +134,7 @@ struct Writer {
     w.u8(kFailure);
     w.i64(m.age.count());
     w.u8(m.permanent ? 1 : 0);
+    w.u8(m.quick ? 1 : 0);
     put_failure(w, m.record);
   }
   void operator()(const Done& m) {
@@ -478,6 +479,7 @@ Result<AgentMessage> decode_agent(std::string_view frame) {
       Failure m;
       m.age = r.duration("age");
       m.permanent = r.flag("permanent");
+      m.quick = r.flag("quick");
       m.record = get_failure(r);
       return finish<AgentMessage>(r, "Failure", std::move(m));
     }

@@ -32,7 +32,7 @@
 //                                        (after a broken connection: "I am member k of round R")
 //      3  Heartbeat        agent         u64 sequence | u8 want_reason. Every keep_alive_interval
 //      4  Leave            agent         i64 round | u8 why | text reason. Sent before the workers are signalled
-//      5  Failure          agent         i64 age_ms | u8 permanent | failure
+//      5  Failure          agent         i64 age_ms | u8 permanent, quick | failure
 //      6  Done             agent         i64 round | u8 result (0 success, 1 resume_me)
 //      7  RosterRequest    agent         -
 //      8  FlightReply      agent         u64 id | text bytes (<= kMaxFlightBytes)
@@ -119,7 +119,7 @@ struct NodeInfo {
   std::chrono::milliseconds keep_alive_interval{5'000};
   std::int64_t keep_alive_attempts = 3;
   std::int64_t crash_loop_limit = 0;
-  std::chrono::milliseconds crash_loop_window{60'000};
+  std::chrono::milliseconds crash_loop_window{5'000};
 
   std::chrono::milliseconds lease() const { return keep_alive_interval * keep_alive_attempts; }
 };
@@ -161,6 +161,7 @@ struct Leave {
 struct Failure {
   std::chrono::milliseconds age{0};  // how long ago it was, by the agent's clock
   bool permanent = false;            // a retry cannot mend it
+  bool quick = false;                // within crash_loop_window of its workers' start
   FailureRecord record;
 };
 

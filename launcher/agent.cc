@@ -389,6 +389,8 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
         outcome.exit_code = exit_code::kFailure;
         if (shutdown.root) {
           outcome.root_cause = outcome.failures.at(*shutdown.root);
+          // More than the report says anyhow: why there was no further attempt.
+          if (shutdown.reason != rdzv::describe(*outcome.root_cause)) outcome.reason = std::move(shutdown.reason);
           outcome.exit_code = exit_code_for(*outcome.root_cause);
         }
         return outcome;
@@ -427,6 +429,7 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
     std::optional<Verdict> verdict;
     std::optional<FailureRecord> failure;  // of this node
     bool permanent = false;
+    TimePoint started_at;
     TimePoint failed_at;
     std::optional<rdzv::DoneResult> done;
     TimePoint done_at;
@@ -521,6 +524,7 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
     auto started = group->start(std::move(*specs));
     if (!started) return start_failed(c, started.error());
     c.started = true;
+    c.started_at = SteadyClock::now();
     log_info("started {} workers ranks={}..{} of {}", options.nproc, a.first_rank.value,
              a.first_rank.value + options.nproc - 1, a.world_size);
     tasks.spawn(pump_exits());
@@ -564,6 +568,7 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
     rdzv::Failure failure;
     failure.age = std::chrono::duration_cast<milliseconds>(SteadyClock::now() - c.failed_at);
     failure.permanent = c.permanent;
+    failure.quick = c.started && c.failed_at - c.started_at <= options.crash_loop_window;
     failure.record = *c.failure;
     client->failed(std::move(failure));
   }

@@ -51,10 +51,10 @@ struct AgentOptions {
   RendezvousTimes times;
   OnSilence on_silence = OnSilence::stop;
   std::chrono::milliseconds shutdown_timeout{30'000};
-  std::chrono::milliseconds restart_backoff{0};         // wait before attempt n: n * this
-  int crash_loop_limit = 0;                             // 0 = off; else this many counted failures ...
-  std::chrono::milliseconds crash_loop_window{60'000};  // ... within this time end the job although budget is left
-  std::string topology_key;                             // nodes with the same key get neighbouring ranks
+  std::chrono::milliseconds restart_backoff{0};        // before the first restart; doubled for each more, at most 60 s
+  int crash_loop_limit = 0;                            // 0 = off; else this many attempts in a row that fail ...
+  std::chrono::milliseconds crash_loop_window{5'000};  // ... within this time of their start end the job
+  std::string topology_key;                            // nodes with the same key get neighbouring ranks
 };
 
 // What one round's workers need to know; the same for every worker of this node.

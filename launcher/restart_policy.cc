@@ -45,8 +45,12 @@ RestartPolicy::Decision RestartPolicy::tick(TimePoint now) const {
 }
 
 std::chrono::milliseconds backoff_before(std::int64_t restart_count, std::chrono::milliseconds step) {
-  constexpr std::int64_t kMostSteps = 1'000'000;
-  return step * std::clamp<std::int64_t>(restart_count, 0, kMostSteps);
+  constexpr std::chrono::milliseconds kMost = std::chrono::seconds(60);
+  if (restart_count <= 0) return std::chrono::milliseconds(0);
+  auto pause = std::min(step, kMost);
+  for (std::int64_t i = 1; i < restart_count && pause.count() > 0 && pause < kMost; ++i)
+    pause = std::min(pause * 2, kMost);
+  return pause;
 }
 
 int exit_code_for(const FailureRecord& root_cause) {

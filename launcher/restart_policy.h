@@ -45,7 +45,7 @@ class RestartPolicy {
   std::optional<TimePoint> deadline_;
 };
 
-// Wait before the workers of attempt `restart_count` start.
+// Pause before the workers of attempt `restart_count` start: `step`, doubled for each more, at most 60 s.
 std::chrono::milliseconds backoff_before(std::int64_t restart_count, std::chrono::milliseconds step);
 
 // ddprun's exit code for a job that this failure ended: the worker's own, 128 + its signal.

@@ -83,10 +83,11 @@ void Membership::start_over() {
   reforming_ = departure_ = counted_ = false;
   restart_reason_.clear();
   result_.clear();
-  crash_loop_.clear();
+  permanent_.clear();
+  end_why_.clear();
   final_.reset();
   failures_.clear();
-  counted_failures_.clear();
+  quick_failures_ = 0;
   last_call_.reset();
   newcomer_.reset();
   verdict_.reset();
@@ -413,7 +414,7 @@ void Membership::depart(const NodeId& id, const std::string& why, bool close, Ti
     if (counted_ && restart_count_ > 0) {
       --restart_count_;
       counted_ = false;
-      if (!counted_failures_.empty()) counted_failures_.pop_back();
+      if (quick_failures_ > 0) --quick_failures_;
       out.push_back(
           News{fmt::format("the last failure is not counted: {} was lost in the same round", node.info.host)});
     }
@@ -434,7 +435,7 @@ void Membership::depart(const NodeId& id, const std::string& why, bool close, Ti
     recover_until_.reset();
     return;
   }
-  if (verdict_ && !crash_loop_.empty()) return;
+  if (verdict_ && !permanent_.empty()) return;
   verdict_.reset();
   begin_restart(fmt::format("{} is lost: {}", node.info.host, why), now, out);
 }
@@ -499,29 +500,26 @@ void Membership::judge(const rdzv::Failure& failure, TimePoint now, Actions& out
     return;
   }
   std::string end_why;
+  const std::int64_t quick_in_a_row = failure.quick ? quick_failures_ + 1 : 0;
   if (failure.permanent) {
     end_why = "a retry cannot mend it";
   } else if (restart_count_ >= config_.max_restarts) {
     end_why = config_.max_restarts == 0 ? "no restarts are allowed"
                                         : fmt::format("all {} restarts are used", config_.max_restarts);
-  } else if (config_.crash_loop_limit > 0) {
-    while (!counted_failures_.empty() && counted_failures_.front() + config_.crash_loop_window < now) {
-      counted_failures_.pop_front();
-    }
-    if (static_cast<std::int64_t>(counted_failures_.size()) + 1 >= config_.crash_loop_limit) {
-      end_why = fmt::format("{} failures within {} s: a crash loop", counted_failures_.size() + 1,
-                            seconds(config_.crash_loop_window));
-    }
+  } else if (config_.crash_loop_limit > 0 && quick_in_a_row >= config_.crash_loop_limit) {
+    end_why = fmt::format("a crash loop: {} attempts in a row failed within {} s of their start (crash-loop-limit)",
+                          quick_in_a_row, seconds(config_.crash_loop_window));
   }
   if (end_why.empty()) {
     ++restart_count_;
-    counted_failures_.push_back(now);
+    quick_failures_ = quick_in_a_row;
     counted_ = true;
     begin_restart(fmt::format("{}; restart {} of {}", what, restart_count_, config_.max_restarts), now, out);
     return;
   }
   out.push_back(News{fmt::format("{}; {}", what, end_why)});
-  crash_loop_ = failure.permanent ? end_why : "";
+  permanent_ = failure.permanent ? end_why : "";
+  end_why_ = config_.max_restarts == 0 ? "" : std::move(end_why);
   // With one node there is no other whose loss could be the reason.
   if (members() == 1) {
     fail(out);
@@ -578,6 +576,7 @@ void Membership::fail(Actions& out) {
   if (!failures_.empty()) {
     shutdown.root = static_cast<std::uint32_t>(root);
     shutdown.reason = rdzv::describe(failures_[root]);
+    if (!end_why_.empty()) shutdown.reason += "; " + end_why_;
   }
   std::string result = "failed: " + shutdown.reason;
   end(shutdown, std::move(result), out);

@@ -189,8 +189,9 @@ class Membership {
   std::optional<rdzv::ServerMessage> final_;
   std::vector<FailureRecord> failures_;        // of the current round
   std::deque<FailureRecord> failure_history_;  // the last ones of the job
-  std::deque<TimePoint> counted_failures_;     // for the crash loop limit
-  std::string crash_loop_;
+  std::int64_t quick_failures_ = 0;            // counted ones in a row that were quick, for the crash loop limit
+  std::string permanent_;                      // why no retry can mend what happened in this round
+  std::string end_why_;                        // why the last failure ends the job
 
   std::optional<TimePoint> last_call_;      // the forming round closes
   std::optional<TimePoint> newcomer_;       // waiting newcomers trigger a new round
