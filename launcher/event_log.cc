@@ -204,7 +204,7 @@ void AttemptLog::on_exit(const WorkerEnv& worker, const WorkerExit& exit) {
 }
 
 void AttemptLog::on_end(const JobOutcome& outcome) {
-  close(outcome.kind == JobOutcome::Kind::success ? "succeeded" : outcome.reason);
+  close(outcome.kind == JobOutcome::Kind::success ? "succeeded" : outcome.reason.empty() ? "failed" : outcome.reason);
 }
 
 // The first thing that ends an attempt names it.

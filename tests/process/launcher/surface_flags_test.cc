@@ -118,7 +118,7 @@ TEST_F(Flags, NprocPerNodeGpuAutoCpu) {
   runner.environment.erase("FAKE_NVML_ERROR");
   const auto cpus = sh({"--nproc-per-node=cpu"}, count + " || true").out;
   EXPECT_EQ(cpus, sh({"--nproc-per-node=auto"}, count + " || true").out);
-  EXPECT_EQ(cpus, std::to_string(::sysconf(_SC_NPROCESSORS_ONLN)) + " \n");
+  EXPECT_EQ(cpus, std::to_string(::sysconf(_SC_NPROCESSORS_ONLN)) + "\n");
 }
 
 TEST_F(Flags, MoreWorkersThanGpusIsSaidUnlessPreflightIsOff) {
