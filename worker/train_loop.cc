@@ -201,13 +201,12 @@ Result<void> TrainLoop::micro_batch(double weight, bool last, double& loss_sum, 
   key.step = static_cast<std::uint64_t>(s_.state.step);
   key.stream = static_cast<std::uint32_t>(samples / batch_ * s_.world_size() + s_.rank());
   plan.forward(key);
+  loss_sum += plan.loss() * static_cast<double>(b.size);  // backward may reuse its memory
   engine::BackwardOptions options;
   options.loss_scale = weight * s_.scaler.scale();
-  options.accumulate = s_.reducer->accumulate();
   s_.reducer->begin(last ? ddp::Sync::now : ddp::Sync::later);
   options.accumulate = s_.reducer->accumulate();
   plan.backward(options, [this](engine::ParamId id) { s_.reducer->mark_ready(id.index); });
-  loss_sum += plan.loss() * static_cast<double>(b.size);
   samples += b.size;
   if (indices_) used_ += index_lines(s_.state.epoch, b.indices);
   return {};
