@@ -9,6 +9,7 @@ namespace {
 constexpr std::string_view kValidate("\x00\xce\xf7\x85\x3c", 5);
 static_assert(kStoreMagic == 0x3C85F7CE);
 constexpr std::size_t kKeepPending = 4096;
+constexpr std::size_t kLongValue = 16 * 1024;  // from here on a copy costs more than a system call
 
 // torch from before 2023-08: opcodes SET=0 ... WATCH_KEY=7 (later with the magic before each), a key's length behind.
 bool looks_too_old(std::string_view bytes) {
@@ -70,7 +71,7 @@ Session::Verdict Session::feed(std::string_view bytes, std::size_t unsent, std::
   if (validated_) {
     StoreRequest request;
     for (;;) {
-      if (unsent + (out.size() - start) > limits_.max_unread_bytes) {
+      if (!tail_.empty() || unsent + (out.size() - start) > limits_.max_unread_bytes) {
         paused_ = true;
         break;
       }
@@ -89,6 +90,15 @@ Session::Verdict Session::feed(std::string_view bytes, std::size_t unsent, std::
     pending_.assign(bytes);
   }
   return Verdict::ok;
+}
+
+void Session::put_value(std::string_view value, std::string& out) {
+  if (value.size() < kLongValue) {
+    store_wire::blob(out, value);
+    return;
+  }
+  put_u64(out, value.size());
+  tail_ = value;
 }
 
 Session::Verdict Session::handle(const StoreRequest& request, std::string& out, Store::Wakes& wakes) {
@@ -112,7 +122,7 @@ Session::Verdict Session::handle(const StoreRequest& request, std::string& out, 
       break;
     case StoreOp::get:
     case StoreOp::multi_get:
-      store_wire::blob(out, store_.get(request.key));
+      put_value(store_.get(request.key), out);
       break;
     case StoreOp::add: {
       if (!has_room(request.key.size() + 20)) return refuse(Verdict::memory, "the store is full");

@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,15 +35,66 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 
 constexpr std::size_t kReadChunk = 256 * 1024;
-constexpr int kEvents = 256;
-constexpr int kRounds = 16;             // of events before other work of the context gets its turn
-constexpr int kAccepts = 512;           // connections taken per event
+constexpr int kEvents = 128;
+// A turn of our loop before other work of the context gets its own.
+constexpr std::chrono::microseconds kTurn{1000};
+constexpr std::chrono::microseconds kSpin{20};
+constexpr std::size_t kListeners = 4;
+constexpr std::size_t kAccepts = 8192;  // connections taken in a row
+constexpr std::size_t kStorm = 32;      // when more came at once: look for others after as many events
 constexpr std::size_t kKeepOut = 4096;  // reply buffer that an idle connection may keep
 constexpr std::chrono::seconds kLogInterval{10};
 constexpr std::chrono::milliseconds kAcceptPause{100};
-constexpr std::uint64_t kListenerTag = ~std::uint64_t{0};
+constexpr std::uint64_t kListenerTag = ~std::uint64_t{0} - 0xffff;  // + index into listeners
+
+// Whether to look for events again for kSpin before going to sleep. Each vain try doubles the number of times (up to
+// 1023) that it is not tried: an idle server does not spin, nor one whose clients need this CPU to go on.
+class Spinner {
+ public:
+  bool try_it() {
+    if (skip_ == 0) return true;
+    --skip_;
+    return false;
+  }
+  void won() { pause_ = 0; }
+  void lost() {
+    pause_ = std::min(2 * pause_ + 1, 1023);
+    skip_ = pause_;
+  }
+
+ private:
+  int pause_ = 0;
+  int skip_ = 0;
+};
 
 void set_option(int fd, int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof value); }
+
+// A second listening socket on the port of `first`, with an accept queue of its own (each holds somaxconn, 4096 by
+// default): a job of 8000 ranks overflows one, and each client that is turned away tries again after a whole second.
+// The kernel spreads connections over all by their addresses. SO_REUSEPORT is on for the moment of binding only, so
+// that a second daemon finds the port taken as ever (a program of the same user that itself asks for SO_REUSEPORT does
+// not: tried).
+UniqueFd listen_beside(int first) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  if (::getsockname(first, reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
+  UniqueFd fd(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return {};
+  if (address.ss_family == AF_INET6) {
+    int v6_only = 0;
+    socklen_t size = sizeof v6_only;
+    ::getsockopt(first, IPPROTO_IPV6, IPV6_V6ONLY, &v6_only, &size);
+    set_option(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, v6_only);
+  }
+  set_option(first, SOL_SOCKET, SO_REUSEPORT, 1);
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 1);
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+  const bool listens =
+      ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 && ::listen(fd.get(), 65535) == 0;
+  set_option(first, SOL_SOCKET, SO_REUSEPORT, 0);
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEPORT, 0);
+  return listens ? std::move(fd) : UniqueFd();
+}
 
 std::string peer_text(int fd) {
   const auto peer = remote_endpoint(fd);
@@ -84,29 +136,36 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   }
 
   void start() {
-    // Inherited by every accepted socket, so that a connection storm costs no further system calls.
-    const int fd = listener.fd.get();
-    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 60);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 15);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, 4);
-    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+    listeners.push_back(std::move(listener.fd));
+    for (std::size_t i = 1; i < kListeners; ++i) {
+      if (UniqueFd beside = listen_beside(listeners[0].get())) listeners.push_back(std::move(beside));
+    }
+    for (const UniqueFd& fd : listeners) {
+      // Inherited by every accepted socket, so that a connection storm costs no further system calls.
+      set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY, 1);
+      set_option(fd.get(), SOL_SOCKET, SO_KEEPALIVE, 1);
+      set_option(fd.get(), IPPROTO_TCP, TCP_KEEPIDLE, 60);
+      set_option(fd.get(), IPPROTO_TCP, TCP_KEEPINTVL, 15);
+      set_option(fd.get(), IPPROTO_TCP, TCP_KEEPCNT, 4);
+      ::fcntl(fd.get(), F_SETFL, ::fcntl(fd.get(), F_GETFL) | O_NONBLOCK);
+    }
     spare.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     epoll.reset(::epoll_create1(EPOLL_CLOEXEC));
     CHECK(epoll.get() >= 0, "epoll_create1 failed: no descriptor is left at start");
-    watch_listener();
+    watch_listeners();
     boost::system::error_code ignored;
     events_source.assign(epoll.get(), ignored);
     scratch.resize(kReadChunk);
     arm();
   }
 
-  void watch_listener() {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.u64 = kListenerTag;
-    ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listener.fd.get(), &event);
+  void watch_listeners() {
+    for (std::size_t i = 0; i < listeners.size(); ++i) {
+      epoll_event event{};
+      event.events = EPOLLIN;
+      event.data.u64 = kListenerTag + i;
+      ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listeners[i].get(), &event);
+    }
   }
 
   void arm() {
@@ -117,22 +176,49 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
                              });
   }
 
+  // One turn of our event loop. Ends when nothing is left to do, or after kTurn for the context's other work.
   void on_events() {
     epoll_event events[kEvents];
-    for (int round = 0; round < kRounds; ++round) {
+    const TimePoint start = SteadyClock::now();
+    TimePoint idle_since = start;
+    bool spinning = false;
+    for (;;) {
       const int n = ::epoll_wait(epoll.get(), events, kEvents, 0);
-      if (n <= 0) break;
-      for (int i = 0; i < n && !closed; ++i) {
-        if (events[i].data.u64 == kListenerTag) {
-          accept_all();
-        } else {
-          on_event(events[i]);
-        }
+      if (n > 0) {
+        if (spinning) spinner.won();
+        spinning = false;
+        handle(events, n);
+        if (closed) return;
+        idle_since = SteadyClock::now();
+        if (idle_since - start > kTurn) break;
+        continue;
       }
-      if (closed) return;
-      if (n < kEvents && round > 0) break;
+      // A client that waits for an answer asks again within microseconds, sooner than we could fall asleep and be
+      // woken. So look again for a moment, as long as that has paid off lately.
+      if (!spinning) {
+        if (!spinner.try_it()) break;
+        spinning = true;
+      } else if (SteadyClock::now() - idle_since > kSpin) {
+        spinner.lost();
+        break;
+      }
     }
     arm();
+  }
+
+  void handle(const epoll_event* events, int n) {
+    // New connections first: when the kernel's queue of them overflows, their clients try again after a whole second.
+    std::size_t taken = 0;
+    for (int i = 0; i < n; ++i) {
+      if (events[i].data.u64 >= kListenerTag) taken += accept_all(events[i].data.u64 - kListenerTag);
+    }
+    for (int i = 0; i < n && !closed; ++i) {
+      if (events[i].data.u64 >= kListenerTag) continue;
+      on_event(events[i]);
+      if (taken > kStorm && static_cast<std::size_t>(i) % kStorm == kStorm - 1) {
+        for (std::size_t l = 0; l < listeners.size(); ++l) accept_all(l);
+      }
+    }
   }
 
   Connection* find(std::uint64_t tag) {
@@ -154,10 +240,12 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
 
   // ---- accepting
 
-  void accept_all() {
+  std::size_t accept_all(std::size_t which) {
+    const int from = listeners[which].get();
     const TimePoint now = SteadyClock::now();
-    for (int i = 0; i < kAccepts; ++i) {
-      const int fd = ::accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    for (std::size_t taken = 0;; ++taken) {
+      if (taken == kAccepts) return taken;
+      const int fd = ::accept4(from, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (fd >= 0) {
         if (options.max_connections > 0 && live >= options.max_connections) {
           refuse_for_want_of_descriptors(fd, "max_connections");
@@ -167,20 +255,20 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
         continue;
       }
       if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return taken;
       if (errno == EMFILE || errno == ENFILE) {
         // The spare descriptor lets us take the connection and close it: its client learns at once, and the listener
         // does not stay readable for ever.
         spare.reset();
-        const int victim = ::accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC);
+        const int victim = ::accept4(from, nullptr, nullptr, SOCK_CLOEXEC);
         const bool none_waits = victim < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
         if (victim >= 0) refuse_for_want_of_descriptors(victim, "descriptors (ulimit -n)");
         spare.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-        if (none_waits) return;  // accept4 looks for a descriptor before it looks for a connection
+        if (none_waits) return taken;  // accept4 looks for a descriptor before it looks for a connection
         if (victim >= 0 && spare) continue;
       }
       pause_accepting();
-      return;
+      return taken;
     }
   }
 
@@ -196,10 +284,10 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   }
 
   void pause_accepting() {
-    ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, listener.fd.get(), nullptr);
+    for (const UniqueFd& fd : listeners) ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, fd.get(), nullptr);
     accept_timer.expires_after(kAcceptPause);
     accept_timer.async_wait([self = shared_from_this()](const boost::system::error_code& ec) {
-      if (!ec && !self->closed) self->watch_listener();
+      if (!ec && !self->closed) self->watch_listeners();
     });
   }
 
@@ -290,8 +378,11 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
       std::string& out = had_backlog ? connection.out : reply;
       verdict = connection.session.feed(bytes, connection.unsent(), out, wakes);
       if (connection.limited && !connection.finished && connection.session.validated()) unlimit(connection);
-      if (!had_backlog && !reply.empty()) {
-        const bool alive = send(connection, reply);
+      const std::string_view tail = connection.session.take_tail();
+      if (had_backlog) {
+        connection.out.append(tail);
+      } else if (!reply.empty()) {
+        const bool alive = send(connection, reply, tail);
         reply.clear();
         if (reply.capacity() > kReadChunk) std::string().swap(reply);
         if (!alive) {
@@ -312,18 +403,35 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
     deliver_wakes();
   }
 
-  // Sends `bytes` on a connection without backlog; the rest becomes its backlog. False: it is closed.
-  bool send(Connection& connection, std::string_view bytes) {
-    while (!bytes.empty()) {
-      const ssize_t n = ::send(connection.fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+  // Sends `head` and `tail` on a connection without backlog; the rest becomes its backlog. False: it is closed.
+  bool send(Connection& connection, std::string_view head, std::string_view tail = {}) {
+    while (!head.empty()) {
+      ssize_t n = 0;
+      if (tail.empty()) {
+        n = ::send(connection.fd.get(), head.data(), head.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+      } else {
+        iovec parts[2] = {{const_cast<char*>(head.data()), head.size()}, {const_cast<char*>(tail.data()), tail.size()}};
+        msghdr message{};
+        message.msg_iov = parts;
+        message.msg_iovlen = 2;
+        n = ::sendmsg(connection.fd.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+      }
       if (n > 0) {
         counts.bytes_out += static_cast<std::uint64_t>(n);
-        bytes.remove_prefix(static_cast<std::size_t>(n));
+        const std::size_t of_head = std::min(head.size(), static_cast<std::size_t>(n));
+        head.remove_prefix(of_head);
+        tail.remove_prefix(static_cast<std::size_t>(n) - of_head);
+        if (head.empty()) {
+          head = tail;
+          tail = {};
+        }
         continue;
       }
       if (errno == EINTR) continue;
       if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        connection.out.assign(bytes);
+        connection.out.reserve(head.size() + tail.size());
+        connection.out.assign(head);
+        connection.out.append(tail);
         connection.out_offset = 0;
         update_interest(connection);
         return true;
@@ -538,7 +646,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   void clear() {
     if (closed) return;
     // Those that wait to be accepted are part of the past too, if they already spoke.
-    accept_all();
+    for (std::size_t i = 0; i < listeners.size(); ++i) accept_all(i);
     for (std::size_t i = 0; i < connections.size(); ++i) {
       Connection* connection = connections[i].get();
       if (connection == nullptr) continue;
@@ -566,7 +674,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
       if (connection) drop(*connection);
     }
     epoll.reset();
-    listener.fd.reset();
+    listeners.clear();
     spare.reset();
     store.clear();
   }
@@ -575,6 +683,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   const StoreServerOptions options;
   SessionLimits limits;
   Listener listener;
+  std::vector<UniqueFd> listeners;  // all on the one port
   UniqueFd epoll;
   UniqueFd spare;
   asio::posix::stream_descriptor events_source;
@@ -592,6 +701,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   bool limit_timer_runs = false;
   bool closed = false;
 
+  Spinner spinner;
   std::vector<char> scratch;  // what recv() fills; one for all connections
   std::string reply;
   Store::Wakes wakes;

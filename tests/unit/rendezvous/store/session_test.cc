@@ -24,7 +24,11 @@ class World {
     Peer& peer = at(connection);
     if (peer.closed) return;
     Store::Wakes wakes;
-    const auto verdict = peer.session->feed(bytes, 0, peer.out, wakes);
+    auto verdict = peer.session->feed(bytes, 0, peer.out, wakes);
+    for (std::string_view tail; !(tail = peer.session->take_tail()).empty();) {
+      peer.out += tail;
+      verdict = peer.session->feed({}, 0, peer.out, wakes);
+    }
     for (const ClientId id : wakes) at(static_cast<int>(id)).out.push_back(kStoreStopWaiting);
     if (verdict != Session::Verdict::ok) close(connection);
     peer.verdict = verdict;
@@ -145,6 +149,21 @@ TEST(Session, StopsHandlingWhenAnswersPileUpAndGoesOnLater) {
     all += world.take(0);
   }
   EXPECT_EQ(all.size(), 10u * 608u);
+}
+
+TEST(Session, LongValuesStandInTheStoreAndStopTheSession) {
+  World world;
+  const std::string value(100000, 'x');
+  std::string bytes = hello();
+  store_wire::set(bytes, "k", value);
+  store_wire::get(bytes, "k");
+  store_wire::set(bytes, "k", "short");
+  store_wire::get(bytes, "k");
+  world.send(0, bytes);
+  std::string expected;
+  store_wire::blob(expected, value);
+  store_wire::blob(expected, "short");
+  EXPECT_EQ(world.take(0), expected);
 }
 
 TEST(Session, AFullStoreRefusesAndStaysReadable) {
