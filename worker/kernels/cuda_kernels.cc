@@ -93,9 +93,8 @@ class CudaKernels final : public Kernels {
   void conv_forward(const ConvDesc& desc, const void* x, const void* weight, void* y, void* scratch) override {
     convolutions_.forward(desc, x, weight, y, scratch);
   }
-  void conv_backward_data(const ConvDesc& desc, const void* dy, const void* weight, void* dx, bool accumulate_dx,
-                          void* scratch) override {
-    convolutions_.backward_data(desc, dy, weight, dx, accumulate_dx, scratch);
+  void conv_backward_data(const ConvDesc& desc, const void* dy, const void* weight, void* dx, void* scratch) override {
+    convolutions_.backward_data(desc, dy, weight, dx, false, scratch);
   }
   void conv_backward_weight(const ConvDesc& desc, const void* x, const void* dy, Master* dweight, bool accumulate_dw,
                             void* scratch) override {
