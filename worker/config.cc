@@ -181,7 +181,7 @@ void read_precision(ConfigSection section, PrecisionConfig& precision) {
   precision.dtype = dtype == "bf16" ? engine::DType::bf16 : dtype == "fp16" ? engine::DType::f16 : engine::DType::f32;
   const std::string scaling = section.choice("loss_scaling", "auto", {"auto", "true", "false"});
   precision.scale_loss = scaling == "true" || (scaling == "auto" && dtype == "fp16");
-  precision.scaler.scale = static_cast<float>(section.real("init_scale", 65536, 1e-30, 1e30));
+  precision.scaler.scale = static_cast<float>(section.real("init_scale", 65536, 1e-30, 1e38));
   precision.scaler.growth_interval = static_cast<std::int32_t>(section.integer("growth_interval", 2000, 1, 1 << 30));
 }
 

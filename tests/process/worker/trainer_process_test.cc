@@ -1,0 +1,456 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "tests/process/worker/trainer_support.h"
+
+namespace ddprun::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+class Trainer : public ::testing::Test, public TrainerRunner {
+ protected:
+  Json json(const std::string& name) const { return Json::parse(read(name), nullptr, false); }
+  std::vector<Json> metrics(const std::string& name) const {
+    std::vector<Json> all;
+    std::istringstream in(read(name));
+    for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line, nullptr, false));
+    return all;
+  }
+  // step, epoch, loss, lr, scale, skipped: all but the speed.
+  std::string curve(const std::string& name) const {
+    std::string text;
+    for (Json line : metrics(name)) {
+      line.erase("samples_per_s");
+      text += line.dump() + "\n";
+    }
+    return text;
+  }
+  // What the trainers said themselves; the launcher's report quotes it indented.
+  static int own_lines(const Finished& run) {
+    int count = 0;
+    std::istringstream in(run.err);
+    for (std::string line; std::getline(in, line);) count += line.rfind("trainer: ", 0) == 0 ? 1 : 0;
+    return count;
+  }
+  void expect_ok(const Finished& run) { ASSERT_EQ(run.code, 0) << said(run); }
+
+  // Plain gradient descent on the mean over `global_batch` rows, in double.
+  std::vector<double> right_answer(int global_batch, int epochs, double lr) const {
+    std::vector<std::vector<double>> rows;
+    std::istringstream in(read("data.csv"));
+    for (std::string line; std::getline(in, line);) {
+      std::vector<double> row;
+      std::istringstream cells(line);
+      for (std::string cell; std::getline(cells, cell, ',');) row.push_back(std::stod(cell));
+      rows.push_back(row);
+    }
+    const std::size_t k = rows[0].size() - 1;
+    std::vector<double> w(k + 1, 0);  // bias last
+    for (int epoch = 0; epoch < epochs; ++epoch) {
+      for (std::size_t i = 0; i < rows.size(); i += static_cast<std::size_t>(global_batch)) {
+        const std::size_t end = std::min(rows.size(), i + static_cast<std::size_t>(global_batch));
+        std::vector<double> g(k + 1, 0);
+        for (std::size_t r = i; r < end; ++r) {
+          double error = w[k] - rows[r][k];
+          for (std::size_t f = 0; f < k; ++f) error += w[f] * rows[r][f];
+          for (std::size_t f = 0; f < k; ++f) g[f] += 2 * error * rows[r][f];
+          g[k] += 2 * error;
+        }
+        for (std::size_t f = 0; f <= k; ++f) w[f] -= lr * g[f] / static_cast<double>(end - i);
+      }
+    }
+    return w;
+  }
+  void expect_params(const std::string& name, const std::vector<double>& right, double tolerance) const {
+    const Json params = json(name);
+    ASSERT_TRUE(params.contains("weight")) << read(name);
+    for (std::size_t f = 0; f + 1 < right.size(); ++f) {
+      EXPECT_NEAR(params["weight"][f].get<double>(), right[f], tolerance);
+    }
+    EXPECT_NEAR(params["bias"].get<double>(), right.back(), tolerance);
+  }
+};
+
+TEST_F(Trainer, AnyWayToTheSameGlobalBatchGivesTheSameAnswer) {
+  write_csv("data.csv", 64, 3);
+  const std::vector<double> right = right_answer(16, 2, 0.05);
+  set("output.params", path("p.json"));
+  const int ways[][3] = {{0, 16, 1}, {1, 4, 4}, {2, 8, 1}, {2, 2, 4}, {4, 1, 4}};
+  for (const auto& [ranks, batch, accumulate] : ways) {
+    set("data.batch_size", std::to_string(batch));
+    set("train.accumulate", std::to_string(accumulate));
+    expect_ok(run(ranks));
+    expect_params("p.json", right, 1e-4);
+    EXPECT_EQ(json("p.json")["step"], 8);
+  }
+}
+
+// The last step of an epoch has fewer samples, in its last micro-batch or altogether: the mean is still over samples.
+TEST_F(Trainer, ShortLastStepIsAMeanOverItsSamples) {
+  write_csv("data.csv", 22, 3);
+  set("output.params", path("p.json"));
+  set("data.batch_size", "3");
+  set("train.accumulate", "2");
+  set("data.num_workers", "0");
+  expect_ok(run(2));
+  expect_params("p.json", right_answer(12, 2, 0.05), 1e-4);
+}
+
+TEST_F(Trainer, StopsAndGoesOnAnywhereWithTheSameLosses) {
+  write_csv("data.csv", 60, 4);
+  set("data.shuffle", "true");
+  set("data.batch_size", "3");
+  set("train.epochs", "3");
+  set("optimizer.momentum", "0.9");
+  set("schedule.name", "cosine");
+  set("schedule.total_steps", "30");
+  set("output.metrics", path("whole.jsonl"));
+  set("output.indices", path("whole"));
+  set("output.params", path("whole.json"));
+  expect_ok(run(2));
+  set("checkpoint.dir", path("ck"));
+  set("checkpoint.every_steps", "0");
+  set("output.metrics", path("parts.jsonl"));
+  set("output.indices", path("parts"));
+  set("output.params", path("parts.json"));
+  for (const char* until : {"4", "10", "14", "29", "0"}) {
+    set("train.max_steps", until);
+    set("data.num_workers", until[0] == '1' ? "3" : "0");  // nor does the number of threads matter
+    expect_ok(run(2));
+  }
+  EXPECT_EQ(metrics("whole.jsonl").size(), 30U);
+  EXPECT_EQ(curve("whole.jsonl"), curve("parts.jsonl"));
+  EXPECT_EQ(read("whole/rank-0.txt"), read("parts/rank-0.txt"));
+  EXPECT_EQ(read("whole/rank-1.txt"), read("parts/rank-1.txt"));
+  EXPECT_EQ(read("whole.json"), read("parts.json"));
+}
+
+TEST_F(Trainer, AnotherWorldSizeLosesAndRepeatsNoSample) {
+  write_csv("data.csv", 94, 2);
+  set("data.shuffle", "true");
+  set("data.batch_size", "2");
+  set("train.epochs", "1");
+  set("checkpoint.dir", path("ck"));
+  std::multiset<int> used;
+  const int parts[][2] = {{2, 5}, {4, 9}, {1, 12}, {3, 0}};  // ranks, until step
+  int part = 0;
+  for (const auto& [ranks, until] : parts) {
+    set("train.max_steps", std::to_string(until));
+    set("output.indices", path("i" + std::to_string(part)));
+    expect_ok(run(ranks));
+    for (int r = 0; r < ranks; ++r) {
+      std::istringstream in(read("i" + std::to_string(part) + "/rank-" + std::to_string(r) + ".txt"));
+      for (int epoch = 0, index = 0; in >> epoch >> index;) used.insert(index);
+    }
+    ++part;
+  }
+  EXPECT_EQ(used.size(), 94U);
+  EXPECT_EQ(std::set<int>(used.begin(), used.end()).size(), 94U);
+}
+
+TEST_F(Trainer, AKilledRunsFilesAreCutBackToItsCheckpoint) {
+  write_csv("data.csv", 40, 2);
+  set("data.batch_size", "1");
+  set("train.epochs", "1");
+  set("train.max_steps", "10");
+  set("checkpoint.dir", path("ck"));
+  set("output.metrics", path("m.jsonl"));
+  set("output.indices", path("i"));
+  expect_ok(run(2));
+  // What a kill between the checkpoint and the next would have left.
+  std::ofstream(path("m.jsonl"), std::ios::app) << "{\"step\":11,\"loss\":1}\n{\"step\":12,\"lo";
+  std::ofstream(path("i/rank-1.txt"), std::ios::app) << "0 999\n";
+  set("train.max_steps", "0");
+  expect_ok(run(2));
+  const auto lines = metrics("m.jsonl");
+  ASSERT_EQ(lines.size(), 20U);
+  for (std::size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i]["step"], i + 1);
+  EXPECT_THAT(read("i/rank-1.txt"), Not(HasSubstr("999")));
+  EXPECT_EQ(lines_of("i/rank-1.txt"), 20);
+}
+
+class TrainerStops : public Trainer, public ::testing::WithParamInterface<int> {};
+
+TEST_P(TrainerStops, SavesAfterTheSameStepAndGoesOn) {
+  write_csv("data.csv", 80, 3);
+  set("data.batch_size", "1");
+  set("output.params", path("whole.json"));
+  expect_ok(run(2));
+  set("train.step_delay_ms", "30");
+  set("checkpoint.dir", path("ck"));
+  set("checkpoint.every_steps", "1000");
+  set("output.params", path("p.json"));
+  set("output.metrics", path("m.jsonl"));
+  {
+    Running job = start(2);
+    for (int i = 0; i < 3000 && lines_of("m.jsonl") < 5; ++i) ::usleep(20000);
+    job.signal(GetParam());
+    const Finished stopped = job.wait();
+    EXPECT_EQ(stopped.code, 75) << said(stopped);
+    EXPECT_THAT(stopped.out, HasSubstr("state saved"));
+  }
+  const int steps = lines_of("m.jsonl");
+  EXPECT_LT(steps, 80);
+  EXPECT_FALSE(fs::exists(path("p.json")));
+  set("train.step_delay_ms", "0");
+  expect_ok(run(2));
+  const auto lines = metrics("m.jsonl");
+  ASSERT_EQ(lines.size(), 80U);
+  for (std::size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(lines[i]["step"], i + 1);
+  EXPECT_EQ(read("p.json"), read("whole.json"));
+}
+INSTANTIATE_TEST_SUITE_P(Signals, TrainerStops, ::testing::Values(SIGTERM, SIGUSR1),
+                         [](const auto& test) { return std::string(test.param == SIGTERM ? "TERM" : "USR1"); });
+
+TEST_F(Trainer, AStopWithoutACheckpointFolderDoesNotClaimToHaveSaved) {
+  write_csv("data.csv", 400, 2);
+  set("data.batch_size", "1");
+  set("train.step_delay_ms", "30");
+  set("log.every_steps", "1");
+  Running job = start(0);
+  ASSERT_TRUE(job.wait_for("step 3/"));
+  job.signal(SIGTERM);
+  const Finished stopped = job.wait();
+  EXPECT_EQ(stopped.code, 128 + SIGTERM) << said(stopped);
+  EXPECT_THAT(stopped.out, HasSubstr("nothing was saved"));
+}
+
+// Every sample of the validation set counts once, on any number of ranks.
+TEST_F(Trainer, ValidationCountsAreExactOnAnyNumberOfRanks) {
+  std::string rows;
+  for (int i = 0; i < 37; ++i) rows += fmt::format("{},{},{}\n", i % 5 - 2, (i * 7) % 11 - 5, (i * 7) % 11 > 5 ? 1 : 0);
+  runner().write("data.csv", rows);
+  set("data.validation", path("data.csv"));
+  set("model.outputs", "2");
+  set("loss.name", "cross_entropy");
+  set("train.epochs", "1");
+  set("train.max_steps", "1");
+  set("data.batch_size", "64");
+  set("output.metrics", path("m.jsonl"));
+  std::string first;
+  for (const int ranks : {0, 2, 3, 5}) {
+    // One step on the whole set, so that all have the same parameters: 37 rows do not divide, the fill differs a
+    // little.
+    set("optimizer.lr", "0");
+    const Finished one = run(ranks);
+    ASSERT_EQ(one.code, 0) << said(one);
+    const std::size_t at = one.out.rfind("validation accuracy");
+    ASSERT_NE(at, std::string::npos) << said(one);
+    const std::string line = one.out.substr(at, one.out.find('\n', at) - at);
+    if (first.empty()) first = line;
+    EXPECT_EQ(line, first) << ranks << " ranks";
+  }
+  // All-zero outputs choose class 0: 20 of 37 rows have it.
+  int zeros = 0;
+  for (int i = 0; i < 37; ++i) zeros += (i * 7) % 11 > 5 ? 0 : 1;
+  EXPECT_EQ(first, fmt::format("validation accuracy {:.2f} %", 100.0 * zeros / 37));
+}
+
+TEST_F(Trainer, ANanLossNamesStepAndRankAndEndsAll) {
+  write_csv("data.csv", 40, 2);
+  set("optimizer.lr", "1e30");
+  set("optimizer.momentum", "0.9");
+  const Finished stopped = run(2);
+  EXPECT_EQ(stopped.code, 78) << said(stopped);
+  EXPECT_THAT(stopped.err, ::testing::ContainsRegex("trainer: rank [01]: step [0-9]+: the (loss|gradient)"));
+}
+
+TEST_F(Trainer, ANanLossMayBeSkipped) {
+  write_csv("data.csv", 16, 2);
+  std::ofstream(path("data.csv"), std::ios::app) << "3e38,3e38,3e38\n";  // overflows f32 in the loss
+  set("data.batch_size", "4");
+  set("train.epochs", "1");
+  set("train.on_nan", "skip");
+  set("output.metrics", path("m.jsonl"));
+  set("output.params", path("p.json"));
+  expect_ok(run(1));
+  const auto lines = metrics("m.jsonl");
+  ASSERT_EQ(lines.size(), 5U);
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(lines[i]["skipped"], i == 4);
+  EXPECT_TRUE(std::isfinite(json("p.json")["bias"].get<double>()));
+}
+
+TEST_F(Trainer, LossScaleHalvesOnOverflow) {
+  std::string rows;
+  for (int i = 0; i < 32; ++i) rows += "1,2,50\n";
+  runner().write("data.csv", rows);
+  set("data.batch_size", "2");
+  set("train.epochs", "1");
+  set("precision.loss_scaling", "true");
+  set("precision.init_scale", "1e38");
+  set("precision.growth_interval", "4");
+  set("output.metrics", path("m.jsonl"));
+  expect_ok(run(2));
+  const auto lines = metrics("m.jsonl");
+  EXPECT_EQ(lines[0]["skipped"], true);
+  EXPECT_EQ(lines[1]["scale"].get<double>(), static_cast<double>(1e38F / 2));
+  int skipped = 0;
+  for (const Json& line : lines) skipped += line["skipped"].get<bool>() ? 1 : 0;
+  EXPECT_LT(skipped, 8);  // 8 steps: some were made
+}
+
+TEST_F(Trainer, AMemoryLimitEndsTheRunWithBothNumbers) {
+  write_csv("data.csv", 40, 2);
+  set("train.memory_limit_mb", "1");
+  const Finished stopped = run(2);
+  EXPECT_NE(stopped.code, 0);
+  EXPECT_THAT(stopped.err, HasSubstr("train.memory_limit_mb 1"));
+}
+
+TEST_F(Trainer, ConfigurationErrorsAreOneLineWithFileAndLine) {
+  write_csv("data.csv", 8, 2);
+  set("optimizer.learning_rat", "3");
+  const Finished wrong = run(2);
+  EXPECT_EQ(wrong.code, 2) << said(wrong);
+  EXPECT_THAT(wrong.err, ::testing::ContainsRegex("trainer: .*config.yaml:[0-9]+: .*learning_rat"));
+  EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
+}
+
+TEST_F(Trainer, DataErrorsEndAllRanksWithOneLine) {
+  write_csv("data.csv", 8, 2);
+  struct Case {
+    std::map<std::string, std::string> values;
+    const char* words;
+  };
+  std::ofstream(path("labels.csv")) << "1,2,0\n1,2,5\n";
+  const std::vector<Case> cases = {
+      {{{"data.train", path("none.csv")}}, "none.csv"},
+      {{{"data.train", path("labels.csv")}, {"loss.name", "cross_entropy"}, {"model.outputs", "3"}},
+       "labels.csv:2: label 5 is not a class number from 0 to 2"},
+      {{{"data.drop_last", "true"}, {"data.train", path("labels.csv")}}, "leave nothing for each of 3 ranks"},
+      {{{"model.outputs", "4"}}, "model.outputs is 4"},
+      {{{"model.name", "resnet18"}}, "needs square images"},
+      {{{"checkpoint.resume", path("nowhere")}}, "nowhere"},
+  };
+  for (const Case& c : cases) {
+    TrainerRunner fresh;
+    for (const auto& [key, value] : c.values) fresh.set(key, value);
+    if (!c.values.contains("data.train")) fresh.set("data.train", path("data.csv"));
+    const Finished wrong = fresh.run(3);
+    EXPECT_EQ(wrong.code, 78) << c.words << "\n" << said(wrong);
+    EXPECT_THAT(wrong.err, HasSubstr(c.words));
+    EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
+  }
+}
+
+TEST_F(Trainer, CheckpointsOfAnotherRunAreNotMixedWith) {
+  write_csv("data.csv", 8, 2);
+  set("checkpoint.dir", path("ck"));
+  expect_ok(run(1));
+  set("checkpoint.resume", "none");
+  const Finished refused = run(1);
+  EXPECT_EQ(refused.code, 78) << said(refused);
+  EXPECT_THAT(refused.err, HasSubstr("already has checkpoints up to step 4"));
+  set("checkpoint.resume", "auto");
+  write_csv("data.csv", 9, 2);
+  EXPECT_THAT(run(1).err, HasSubstr("was made with 8 training samples, data.train has 9"));
+  write_csv("data.csv", 8, 2);
+  set("train.seed", "8");
+  EXPECT_THAT(run(1).err, HasSubstr("train.seed 7"));
+  set("train.seed", "7");
+  write_csv("data.csv", 8, 3);
+  EXPECT_THAT(run(1).err, HasSubstr("tensor 'fc.weight' is F32 [1, 2]"));
+}
+
+// As from a disk that is full: no file may grow beyond 96 KiB (the flight recorder's memory needs 65).
+TEST_F(Trainer, AFullDiskIsSaidAndLosesNothing) {
+  write_csv("data.csv", 6, 30000);
+  set("data.batch_size", "1");
+  set("optimizer.lr", "1e-6");
+  set("train.epochs", "1");
+  set("train.max_steps", "2");
+  set("checkpoint.dir", path("ck"));
+  set("checkpoint.every_steps", "1");
+  expect_ok(run(1));
+  const std::string before = read("ck/step-000000002/checksums");
+  set("train.max_steps", "5");
+  set("output.params", path("p.json"));
+  write_config();
+  const Finished full = runner().run({"/bin/sh", "-c", "trap '' XFSZ; ulimit -f 192; exec \"$0\" --config \"$1\"",
+                                      std::string(DDPRUN_BINARY_DIR) + "/trainer", path("config.yaml")});
+  EXPECT_EQ(full.code, 1) << said(full);
+  EXPECT_THAT(full.err, HasSubstr("checkpoint not saved"));
+  EXPECT_THAT(full.err, HasSubstr("step-000000005/model.safetensors"));
+  EXPECT_THAT(full.out, HasSubstr("resumed from"));
+  EXPECT_EQ(read("ck/step-000000002/checksums"), before);
+  EXPECT_FALSE(fs::exists(path("ck/step-000000003")));
+  expect_ok(run(1));  // room again: goes on from step 2
+  EXPECT_EQ(json("p.json")["step"], 5);
+}
+
+TEST_F(Trainer, SecondRunOnTheSameFolderIsRefused) {
+  write_csv("data.csv", 400, 2);
+  set("data.batch_size", "1");
+  set("train.step_delay_ms", "50");
+  set("checkpoint.dir", path("ck"));
+  set("log.every_steps", "1");
+  Running job = start(0);
+  ASSERT_TRUE(job.wait_for("step 2/"));
+  const Finished second = run(0);
+  EXPECT_NE(second.code, 0);
+  EXPECT_THAT(second.err, HasSubstr("another run writes its checkpoints here"));
+  job.signal(SIGTERM);
+  const Finished first = job.wait();
+  EXPECT_EQ(first.code, 75) << said(first);
+}
+
+TEST_F(Trainer, PlotAndTokenize) {
+  write_csv("data.csv", 40, 2);
+  set("output.metrics", path("m.jsonl"));
+  expect_ok(run(1));
+  const Finished plotted = runner().run({"trainer", "plot", path("m.jsonl"), "-o", path("run.svg")});
+  expect_ok(plotted);
+  EXPECT_THAT(read("run.svg"), HasSubstr("<polyline class='mean'"));
+  EXPECT_EQ(runner().run({"trainer", "plot", path("none.jsonl")}).code, 1);
+  runner().write("a.txt", "hello world");
+  expect_ok(runner().run({"trainer", "tokenize", "-o", path("t"), "--validation-share", "0.2", path("a.txt")}));
+  EXPECT_EQ(read("t.bin").size(), 1024U + 2 * 9);
+  EXPECT_EQ(read("t-validation.bin").size(), 1024U + 2 * 2);
+  EXPECT_EQ(runner().run({"trainer", "tokenize", path("a.txt")}).code, 1);
+}
+
+// Configurations that a CPU can run, for a few steps each.
+TEST_F(Trainer, SampleConfigurationsTrain) {
+  const std::string configs = DDPRUN_SOURCE_DIR "/deploy/configs/";
+  const bool images = fs::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz");
+  std::vector<std::vector<std::string>> runs = {{configs + "exp001.yaml", "train.max_steps=3"}};
+  if (images) runs.push_back({configs + "fashion_mnist_mlp.yaml", "train.max_steps=3"});
+  if (images) {
+    runs.push_back({configs + "fashion_mnist_resnet18.yaml", "train.max_steps=1", "data.batch_size=4",
+                    "data.validation.inputs=" + path("few-images"), "data.validation.targets=" + path("few-labels")});
+    runner().write("few-images",
+                   std::string("\0\0\x08\x03\0\0\0\x02\0\0\0\x1c\0\0\0\x1c", 16) + std::string(2 * 784, 'x'));
+    runner().write("few-labels", std::string("\0\0\x08\x01\0\0\0\x02\x01\x02", 10));
+  }
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += "In the beginning was the word. ";
+  runner().write("kjv.txt", text);
+  expect_ok(runner().run({"trainer", "tokenize", "--validation-share", "0.05", "-o", path("kjv"), path("kjv.txt")}));
+  runs.push_back({configs + "gpt2_bible.yaml", "data.train=" + path("kjv.bin"),
+                  "data.validation=" + path("kjv-validation.bin"), "train.max_steps=2", "data.batch_size=1",
+                  "model.layers=2"});
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    std::vector<std::string> argv = {"ddprun", "--standalone", "--nproc-per-node=2", "trainer", "--config", runs[i][0]};
+    const std::string own = path("run" + std::to_string(i));
+    for (std::size_t k = 1; k < runs[i].size(); ++k) argv.insert(argv.end(), {"--set", runs[i][k]});
+    argv.insert(argv.end(), {"--set", "checkpoint.dir=" + own + "/ck", "--set", "log.file=" + own + "/l", "--set",
+                             "output.metrics=" + own + "/m", "--set", "output.tensorboard=" + own + "/tb"});
+    const Finished done = runner().run(argv);
+    EXPECT_EQ(done.code, 0) << runs[i][0] << "\n" << said(done);
+    EXPECT_TRUE(fs::exists(own + "/ck/latest/model.safetensors")) << runs[i][0];
+  }
+}
+
+}  // namespace
+}  // namespace ddprun::testing
