@@ -24,6 +24,7 @@ struct Duties {
   std::set<pid_t> sessions;
   std::set<std::string> folders;
   std::set<std::string> cgroups;
+  bool workers_expected = false;
 };
 
 // One command: a verb, its argument, a NUL.
@@ -31,6 +32,12 @@ void take(Duties& duties, const std::string& command) {
   if (command.empty()) return;
   const std::string argument = command.substr(1);
   switch (command[0]) {
+    case 'w':
+      duties.workers_expected = true;
+      break;
+    case 'W':
+      duties.workers_expected = false;
+      break;
     case 's':
       duties.sessions.insert(static_cast<pid_t>(std::stol(argument)));
       break;
@@ -56,14 +63,16 @@ void take(Duties& duties, const std::string& command) {
 
 void fulfil(const Duties& duties, const std::string& token) {
   for (const auto& cgroup : duties.cgroups) kill_cgroup(cgroup);
-  if (!duties.sessions.empty() || !duties.cgroups.empty()) {
+  if (duties.workers_expected) {
     for (const pid_t leader : duties.sessions) ::kill(-leader, SIGKILL);
-    // Again until nothing is found: a process may have forked while we looked.
-    for (int round = 0; round < 50; ++round) {
+    // Until nothing is found three times: a process may have forked while we looked, and one that is in the middle of
+    // an exec shows no environment.
+    int quiet = 0;
+    for (int round = 0; round < 200 && quiet < 3; ++round) {
       const auto strays = find_processes("/proc", duties.sessions, token);
-      if (strays.empty()) break;
       for (const pid_t pid : strays) ::kill(pid, SIGKILL);
-      std::this_thread::sleep_for(std::chrono::milliseconds(round < 10 ? 2 : 20));
+      quiet = strays.empty() ? quiet + 1 : 0;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
   }
   for (const auto& folder : duties.folders) remove_tree(folder);
@@ -147,6 +156,8 @@ void Guard::tell(char verb, const std::string& argument) {
   }
 }
 
+void Guard::expect_workers() { tell('w', ""); }
+void Guard::no_workers_left() { tell('W', ""); }
 void Guard::add_session(pid_t leader) { tell('s', std::to_string(leader)); }
 void Guard::remove_session(pid_t leader) { tell('S', std::to_string(leader)); }
 void Guard::add_folder(const std::string& path) { tell('f', path); }

@@ -22,6 +22,9 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
+  // Between these two there may be processes with our job token, known to it as sessions or not yet.
+  void expect_workers();
+  void no_workers_left();
   void add_session(pid_t leader);
   void remove_session(pid_t leader);
   void add_folder(const std::string& path);  // removed with all that is in it

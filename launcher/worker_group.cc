@@ -206,6 +206,7 @@ Result<void> WorkerGroupState::start(std::vector<WorkerSpec> specs) {
   }
   auto stdio = AttemptStdio::make(options_, hub_, folder);
   if (!stdio) return std::move(stdio).error();
+  if (options_.guard) options_.guard->expect_workers();
   for (WorkerSpec& spec : specs) {
     const LocalRank rank = spec.env.local_rank;
     auto started = start_one(std::move(spec), folder, *stdio);
@@ -397,6 +398,7 @@ void WorkerGroupState::kill_all_now() {
   for (auto& [rank, worker] : workers_) {
     if (!worker->ended) ended(worker, true);
   }
+  if (options_.guard && workers_.empty()) options_.guard->no_workers_left();
 }
 
 void WorkerGroupState::output_ended(OutputHub::Ended done) {
@@ -510,6 +512,7 @@ void WorkerGroupState::sweep_all() {
   }
   if (options_.guard) {
     for (const pid_t leader : sessions_) options_.guard->remove_session(leader);
+    options_.guard->no_workers_left();
   }
 }
 
