@@ -30,7 +30,7 @@ class ShmTransport final : public Transport {
         size_(group_->local_size()),
         me_(group_->local_rank()),
         sources_(static_cast<std::size_t>(size_)),
-        destinations_(static_cast<std::size_t>(size_)) {}
+        destinations_(static_cast<std::size_t>(std::max(size_, 2))) {}
 
   int rank() const override { return group_->rank(); }
   int world_size() const override { return size_; }

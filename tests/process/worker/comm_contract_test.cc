@@ -225,7 +225,7 @@ TEST_P(CommContract, RaggedGather) {
       RANK_CHECK(sizes[static_cast<std::size_t>(r)] == static_cast<std::size_t>(r * 5));
     }
     RANK_CHECK(all->size() == expected.size());
-    RANK_CHECK(std::memcmp(all->data(), expected.data(), expected.size()) == 0);
+    RANK_CHECK(expected.empty() || std::memcmp(all->data(), expected.data(), expected.size()) == 0);
     return "";
   });
 }
