@@ -1,0 +1,358 @@
+#include "worker/comm/bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "common/options.h"
+#include "worker/comm/factory.h"
+
+namespace ddprun::comm {
+namespace {
+
+enum class What { all_reduce, all_gather, reduce_scatter, broadcast };
+
+constexpr struct {
+  const char* name;
+  What what;
+} kCollectives[] = {{"all-reduce", What::all_reduce},
+                    {"all-gather", What::all_gather},
+                    {"reduce-scatter", What::reduce_scatter},
+                    {"broadcast", What::broadcast}};
+
+struct Row {
+  std::size_t size_bytes = 0, count = 0;
+  double mean_us = 0, best_us = 0;
+  double algbw = 0, busbw = 0;  // GB/s of the mean, as nccl-tests prints them
+  std::int64_t wrong = 0;
+};
+
+OptionTable option_table() {
+  const auto option = [](std::string name, OptionKind kind, std::string default_text, std::string value,
+                         std::string help) {
+    OptionSpec o;
+    o.name = std::move(name);
+    o.kind = kind;
+    o.default_text = std::move(default_text);
+    o.value_name = std::move(value);
+    o.help = std::move(help);
+    return o;
+  };
+  std::vector<OptionSpec> options = {
+      option("size", OptionKind::text, "25MiB", "SIZE", "bytes of the whole tensor: 4096, 64KiB, 25MiB, 4GiB"),
+      option("count", OptionKind::integer, "", "N", "elements instead of bytes; 1073741824 is the common 4 GiB run"),
+      option("sweep", OptionKind::text, "", "FROM:TO", "all sizes from FROM to TO, each --factor times the last"),
+      option("factor", OptionKind::integer, "2", "N", "step of --sweep"),
+      option("rounds", OptionKind::integer, "10", "N", "measured rounds for each size"),
+      option("warm-up", OptionKind::integer, "3", "N", "rounds before them"),
+      option("dtype", OptionKind::choice, "f32", "TYPE", "element type"),
+      option("backend", OptionKind::choice, "auto", "NAME", "auto, nccl or cpu"),
+      option("memory", OptionKind::choice, "owned", "KIND", "owned: the communicator's memory; foreign: any other"),
+      option("timeout", OptionKind::integer, "60", "SECONDS", "of each collective"),
+      option("json", OptionKind::flag, "", "", "one JSON object instead of the table")};
+  for (OptionSpec& o : options) {
+    if (o.kind == OptionKind::integer) o.min_value = 1;
+    if (o.name == "warm-up") o.min_value = 0;
+    if (o.name == "factor") o.min_value = 2;
+    if (o.name == "dtype") o.choices = {"f32", "f64", "bf16", "f16", "i32", "i64"};
+    if (o.name == "backend") o.choices = {"auto", "nccl", "cpu"};
+    if (o.name == "memory") o.choices = {"owned", "foreign"};
+  }
+  return OptionTable("trainer bench", "trainer bench all-reduce|all-gather|reduce-scatter|broadcast [options]",
+                     std::move(options), RestPolicy::list);
+}
+
+Result<std::size_t> parse_size(const std::string& text) {
+  std::size_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string unit(end, text.data() + text.size());
+  std::size_t factor = 0;
+  if (unit.empty() || unit == "B") factor = 1;
+  if (unit == "K" || unit == "KiB") factor = std::size_t{1} << 10;
+  if (unit == "M" || unit == "MiB") factor = std::size_t{1} << 20;
+  if (unit == "G" || unit == "GiB") factor = std::size_t{1} << 30;
+  if (error != std::errc() || factor == 0 || value == 0 ||
+      value > std::numeric_limits<std::size_t>::max() / 2 / factor) {
+    return Error(Errc::invalid_argument,
+                 fmt::format("\"{}\" is no size; write bytes or a unit: 4096, 64KiB, 25MiB, 4GiB", text));
+  }
+  return value * factor;
+}
+
+Result<std::vector<std::size_t>> sizes_of(const ParsedOptions& options, std::size_t element) {
+  if (options.given("count"))
+    return std::vector<std::size_t>{static_cast<std::size_t>(options.integer("count")) * element};
+  if (!options.given("sweep")) {
+    auto one = parse_size(options.text("size"));
+    if (!one) return one.error().with_context("--size");
+    return std::vector<std::size_t>{*one};
+  }
+  const std::string& text = options.text("sweep");
+  const std::size_t colon = text.find(':');
+  if (colon == std::string::npos) {
+    return Error(Errc::invalid_argument, fmt::format("--sweep \"{}\": write FROM:TO, such as 4KiB:256MiB", text));
+  }
+  auto from = parse_size(text.substr(0, colon)), to = parse_size(text.substr(colon + 1));
+  if (!from) return from.error().with_context("--sweep");
+  if (!to) return to.error().with_context("--sweep");
+  if (*from > *to) return Error(Errc::invalid_argument, fmt::format("--sweep \"{}\": FROM is larger than TO", text));
+  std::vector<std::size_t> sizes;
+  for (std::size_t s = *from; s <= *to; s *= static_cast<std::size_t>(options.integer("factor"))) sizes.push_back(s);
+  return sizes;
+}
+
+// Small whole numbers, exact in every type for sums over up to 16 ranks.
+int value_of(int rank, std::size_t i) { return static_cast<int>((i + static_cast<std::size_t>(rank) * 3) % 8); }
+
+std::uint16_t bf16_of(int v) {
+  const float f = static_cast<float>(v);
+  std::uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  return static_cast<std::uint16_t>(bits >> 16);  // exact for such numbers
+}
+std::uint16_t f16_of(int v) {
+  if (v == 0) return 0;
+  int exponent = 0;
+  while ((2 << exponent) <= v) ++exponent;
+  return static_cast<std::uint16_t>(((exponent + 15) << 10) | ((v << (10 - exponent)) & 0x3ff));
+}
+
+void store(std::byte* at, DType dtype, int v) {
+  const auto put = [at](auto value) { std::memcpy(at, &value, sizeof value); };
+  switch (dtype) {
+    case DType::f32:
+      return put(static_cast<float>(v));
+    case DType::f64:
+      return put(static_cast<double>(v));
+    case DType::bf16:
+      return put(bf16_of(v));
+    case DType::f16:
+      return put(f16_of(v));
+    case DType::i32:
+      return put(static_cast<std::int32_t>(v));
+    case DType::i64:
+      return put(static_cast<std::int64_t>(v));
+  }
+}
+
+class Bench {
+ public:
+  Bench(Communicator& communicator, What what, DType dtype) : c_(communicator), what_(what), dtype_(dtype) {}
+
+  Result<void> prepare(std::size_t most_bytes, bool owned) {
+    const std::size_t world = static_cast<std::size_t>(c_.world_size());
+    const std::size_t whole = most_bytes + world * 64, part = whole / world + 64;
+    if (owned) {
+      auto a = c_.allocate(whole);
+      if (!a) return a.error();
+      auto b = c_.allocate(part);
+      if (!b) return b.error();
+      whole_ = *a;
+      part_ = *b;
+    } else {
+      foreign_whole_.resize(whole);
+      foreign_part_.resize(part);
+      whole_ = foreign_whole_.data();
+      part_ = foreign_part_.data();
+    }
+    return {};
+  }
+
+  Result<Row> measure(std::size_t size_bytes, int rounds, int warm_up) {
+    const std::size_t element = size_of(dtype_), world = static_cast<std::size_t>(c_.world_size());
+    const bool has_parts = what_ == What::all_gather || what_ == What::reduce_scatter;
+    std::size_t count = std::max<std::size_t>(size_bytes / element, 1);
+    if (has_parts) count = std::max<std::size_t>(count / world, 1) * world;
+    Row row;
+    row.count = count;
+    row.size_bytes = count * element;
+    auto wrong = check(count);
+    if (!wrong) return wrong.error();
+    row.wrong = *wrong;
+
+    std::memset(whole_, 0, count * element);  // zeros stay zeros, whatever is summed
+    std::memset(part_, 0, count / world * element);
+    double total = 0, best = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < warm_up; ++i) {
+      Result<void> ok = run(count);
+      if (!ok) return ok.error();
+    }
+    Result<void> together = c_.barrier();
+    if (!together) return together.error();
+    TimePoint before = SteadyClock::now();
+    for (int i = 0; i < rounds; ++i) {
+      Result<void> ok = run(count);
+      if (!ok) return ok.error();
+      const TimePoint after = SteadyClock::now();
+      const double us = std::chrono::duration<double, std::micro>(after - before).count();
+      before = after;
+      total += us;
+      best = std::min(best, us);
+    }
+    double times[] = {total / rounds, best};  // of the slowest rank
+    Result<void> ok = c_.all_reduce(Block{times, 2, DType::f64}, Reduce::max).wait();
+    if (!ok) return ok.error();
+    row.mean_us = times[0];
+    row.best_us = times[1];
+    row.algbw = static_cast<double>(row.size_bytes) / times[0] * 1e-3;
+    const double n = static_cast<double>(world);
+    row.busbw = row.algbw * (what_ == What::all_reduce ? 2 * (n - 1) / n : has_parts ? (n - 1) / n : 1);
+    return row;
+  }
+
+ private:
+  Result<void> run(std::size_t count) {
+    const std::size_t part = count / static_cast<std::size_t>(c_.world_size());
+    switch (what_) {
+      case What::all_reduce:
+        return c_.all_reduce(Block{whole_, count, dtype_}, Reduce::sum).wait();
+      case What::all_gather:
+        return c_.all_gather(Block{part_, part, dtype_}, Block{whole_, count, dtype_}).wait();
+      case What::reduce_scatter:
+        return c_.reduce_scatter(Block{whole_, count, dtype_}, Block{part_, part, dtype_}, Reduce::sum).wait();
+      case What::broadcast:
+        return c_.broadcast(Block{whole_, count, dtype_}, 0).wait();
+    }
+    return {};
+  }
+
+  // One round with known values; how many elements of all ranks came out wrong.
+  Result<std::int64_t> check(std::size_t count) {
+    const std::size_t element = size_of(dtype_), part = count / static_cast<std::size_t>(c_.world_size());
+    const int world = c_.world_size(), me = c_.rank();
+    for (std::size_t i = 0; i < count; ++i) store(whole_ + i * element, dtype_, value_of(me, i));
+    for (std::size_t i = 0; i < part; ++i) store(part_ + i * element, dtype_, value_of(me, i));
+    Result<void> ok = run(count);
+    if (!ok) return ok.error();
+    const auto sum = [world](std::size_t i) {
+      int total = 0;
+      for (int r = 0; r < world; ++r) total += value_of(r, i);
+      return total;
+    };
+    double wrong = 0;
+    const bool scattered = what_ == What::reduce_scatter;
+    const std::byte* result = scattered ? part_ : whole_;
+    for (std::size_t i = 0; i < (scattered ? part : count); ++i) {
+      int expected = 0;
+      switch (what_) {
+        case What::all_reduce:
+          expected = sum(i);
+          break;
+        case What::all_gather:
+          expected = value_of(static_cast<int>(i / part), i % part);
+          break;
+        case What::reduce_scatter:
+          expected = sum(static_cast<std::size_t>(me) * part + i);
+          break;
+        case What::broadcast:
+          expected = value_of(0, i);
+          break;
+      }
+      std::byte right[8];
+      store(right, dtype_, expected);
+      wrong += std::memcmp(result + i * element, right, element) != 0;
+    }
+    ok = c_.all_reduce(Block{&wrong, 1, DType::f64}, Reduce::sum).wait();
+    if (!ok) return ok.error();
+    return static_cast<std::int64_t>(wrong);
+  }
+
+  Communicator& c_;
+  What what_;
+  DType dtype_;
+  std::byte* whole_ = nullptr;
+  std::byte* part_ = nullptr;
+  std::vector<std::byte> foreign_whole_, foreign_part_;
+};
+
+int complain(const Error& error, int code) {
+  std::fprintf(stderr, "trainer bench: %s\n", error.message().c_str());
+  return code;
+}
+
+}  // namespace
+
+int bench_main(std::span<const std::string> arguments) {
+  const OptionTable table = option_table();
+  auto options = table.parse(arguments, process_environment());
+  if (!options) return complain(options.error(), 2);
+  if (options->flag("help")) {
+    std::fputs(table.help().c_str(), stdout);
+    return 0;
+  }
+  const auto& names = options->rest();
+  const auto* chosen = std::find_if(std::begin(kCollectives), std::end(kCollectives),
+                                    [&](const auto& c) { return names.size() == 1 && names[0] == c.name; });
+  if (chosen == std::end(kCollectives)) {
+    return complain(Error(Errc::invalid_argument,
+                          fmt::format("name one collective: all-reduce, all-gather, reduce-scatter or broadcast (not "
+                                      "\"{}\")",
+                                      names.empty() ? "" : names.back())),
+                    2);
+  }
+  DType dtype = DType::f32;
+  for (DType d : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64}) {
+    if (options->text("dtype") == name_of(d)) dtype = d;
+  }
+  auto sizes = sizes_of(*options, size_of(dtype));
+  if (!sizes) return complain(sizes.error(), 2);
+
+  auto env = from_environment(process_environment());
+  if (!env) return complain(env.error(), 2);
+  CommOptions comm_options;
+  auto backend = parse_backend(options->text("backend"));
+  if (!backend) return complain(backend.error(), 2);
+  comm_options.backend = *backend;
+  comm_options.timeout = std::chrono::seconds(options->integer("timeout"));
+  comm_options.progress = Progress::when_waited;
+  auto communicator = make_communicator(*env, comm_options);
+  if (!communicator) return complain(communicator.error(), 1);
+  Communicator& c = **communicator;
+
+  Bench bench(c, chosen->what, dtype);
+  const bool owned = options->text("memory") == "owned", json = options->flag("json"), speaks = c.rank() == 0;
+  Result<void> ready = bench.prepare(*std::max_element(sizes->begin(), sizes->end()), owned);
+  if (!ready) return complain(ready.error(), 1);
+  if (speaks && !json) {
+    fmt::print("# {} over {}, {} memory, {} rounds; time is the mean of the slowest rank\n", chosen->name,
+               c.description(), options->text("memory"), options->integer("rounds"));
+    fmt::print("# {:>12} {:>12} {:>6} {:>12} {:>12} {:>12} {:>12} {:>8}\n", "size (B)", "count", "type", "time (us)",
+               "best (us)", "algbw (GB/s)", "busbw (GB/s)", "wrong");
+  }
+  std::string rows;
+  std::int64_t wrong = 0;
+  for (std::size_t size : *sizes) {
+    auto row = bench.measure(size, static_cast<int>(options->integer("rounds")),
+                             static_cast<int>(options->integer("warm-up")));
+    if (!row) return complain(row.error(), 1);
+    wrong += row->wrong;
+    if (!speaks) continue;
+    if (json) {
+      rows += fmt::format(
+          "{}{{\"size_bytes\": {}, \"count\": {}, \"time_us\": {:.3f}, \"best_us\": {:.3f}, \"algbw_gb_s\": {:.4f}, "
+          "\"busbw_gb_s\": {:.4f}, \"wrong\": {}}}",
+          rows.empty() ? "" : ", ", row->size_bytes, row->count, row->mean_us, row->best_us, row->algbw, row->busbw,
+          row->wrong);
+    } else {
+      fmt::print("  {:>12} {:>12} {:>6} {:>12.2f} {:>12.2f} {:>12.2f} {:>12.2f} {:>8}\n", row->size_bytes, row->count,
+                 name_of(dtype), row->mean_us, row->best_us, row->algbw, row->busbw, row->wrong);
+      std::fflush(stdout);
+    }
+  }
+  if (speaks && json) {
+    fmt::print(
+        "{{\"collective\": \"{}\", \"communicator\": \"{}\", \"world_size\": {}, \"dtype\": \"{}\", \"memory\": "
+        "\"{}\", \"rounds\": {}, \"rows\": [{}]}}\n",
+        chosen->name, c.description(), c.world_size(), name_of(dtype), options->text("memory"),
+        options->integer("rounds"), rows);
+  }
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace ddprun::comm
