@@ -14,8 +14,10 @@
 #include <new>
 #include <thread>
 
+#include "worker/comm/hierarchical_transport.h"
 #include "worker/comm/queued_communicator.h"
 #include "worker/comm/shm_transport.h"
+#include "worker/comm/tcp_transport.h"
 
 namespace ddprun::testing {
 namespace {
@@ -91,8 +93,7 @@ Result<void> SharedKeyValue::erase(std::string_view key) {
 }
 
 std::vector<RankOutcome> run_ranks(int size, const std::function<std::string(RankContext&)>& body,
-                                   std::chrono::seconds limit,
-                                   const std::function<void(const std::vector<int>& pids)>& meanwhile) {
+                                   std::chrono::seconds limit, const Meanwhile& meanwhile) {
   SharedKeyValue store;
   std::vector<int> pids, pipes;
   for (int r = 0; r < size; ++r) {
@@ -121,7 +122,7 @@ std::vector<RankOutcome> run_ranks(int size, const std::function<std::string(Ran
     pids.push_back(pid);
     pipes.push_back(ends[0]);
   }
-  if (meanwhile) meanwhile(pids);
+  if (meanwhile) meanwhile(pids, store);
 
   std::vector<RankOutcome> outcomes(static_cast<std::size_t>(size));
   const TimePoint deadline = SteadyClock::now() + limit;
@@ -170,14 +171,19 @@ const char* name_of(Kind kind) {
       return "shm";
     case Kind::shm_threads:
       return "shm_threads";
+    case Kind::tcp:
+      return "tcp";
+    case Kind::two_hosts:
+      return "two_hosts";
+    case Kind::uneven_hosts:
+      return "uneven_hosts";
   }
   return "unknown";
 }
 
-Result<std::unique_ptr<comm::Communicator>> make_test_communicator(Kind kind, RankContext& context,
-                                                                   std::chrono::milliseconds timeout,
-                                                                   const std::string& name) {
-  const TimePoint deadline = SteadyClock::now() + std::chrono::seconds(60);
+namespace {
+
+Result<std::unique_ptr<comm::Transport>> make_shm(RankContext& context, const std::string& name, TimePoint deadline) {
   comm::ShmPlace place;
   place.key = "/ddprun/shm/" + name;
   place.rank = context.rank;
@@ -188,14 +194,69 @@ Result<std::unique_ptr<comm::Communicator>> make_test_communicator(Kind kind, Ra
   // Small staging buffers: every test that is not tiny goes through several segments.
   auto group = comm::ShmGroup::create(std::move(setup).value(), 32 * 1024);
   if (!group) return group.error();
+  return comm::make_shm_transport(std::move(group).value());
+}
+
+Result<std::unique_ptr<comm::Transport>> make_tcp(RankContext& context, const std::string& name, TimePoint deadline) {
+  comm::RingPlace place;
+  place.key = "/ddprun/tcp/" + name;
+  place.index = context.rank;
+  for (int r = 0; r < context.size; ++r) place.ranks.push_back(r);
+  place.address = "127.0.0.1";
+  auto ring = comm::TcpRing::connect(*context.store, place, deadline);
+  if (!ring) return ring.error();
+  return comm::make_tcp_transport(std::move(ring).value());
+}
+
+Result<std::unique_ptr<comm::Transport>> make_hosts(RankContext& context, int first_host, const std::string& name,
+                                                    TimePoint deadline) {
+  comm::HostMap hosts;
+  hosts.first_rank = {0, first_host};
+  hosts.size = {first_host, context.size - first_host};
+  hosts.host = hosts.host_of(context.rank);
+  const auto host = static_cast<std::size_t>(hosts.host);
+  comm::ShmPlace shm;
+  shm.key = "/ddprun/shm/" + name + "/" + std::to_string(host);
+  shm.rank = context.rank;
+  shm.local_rank = context.rank - hosts.first_rank[host];
+  shm.local_size = hosts.size[host];
+  auto setup = comm::connect_shm(*context.store, shm, deadline);
+  if (!setup) return setup.error();
+  auto group = comm::ShmGroup::create(std::move(setup).value(), 32 * 1024);
+  if (!group) return group.error();
+  std::unique_ptr<comm::TcpRing> ring;
+  if (shm.local_rank < hosts.rings()) {
+    comm::RingPlace place;
+    place.key = "/ddprun/tcp/" + name + "/" + std::to_string(shm.local_rank);
+    place.index = hosts.host;
+    place.ranks = hosts.ring(shm.local_rank);
+    place.address = "127.0.0.1";
+    auto made = comm::TcpRing::connect(*context.store, place, deadline);
+    if (!made) return made.error();
+    ring = std::move(made).value();
+  }
+  return comm::make_hierarchical_transport(std::move(group).value(), std::move(ring), hosts, deadline);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<comm::Communicator>> make_test_communicator(Kind kind, RankContext& context,
+                                                                   std::chrono::milliseconds timeout,
+                                                                   const std::string& name) {
+  const TimePoint deadline = SteadyClock::now() + std::chrono::seconds(60);
+  auto transport = kind == Kind::tcp            ? make_tcp(context, name, deadline)
+                   : kind == Kind::two_hosts    ? make_hosts(context, (context.size + 1) / 2, name, deadline)
+                   : kind == Kind::uneven_hosts ? make_hosts(context, 1, name, deadline)
+                                                : make_shm(context, name, deadline);
+  if (!transport) return transport.error();
   comm::QueuedCommunicator::Options options;
   options.timeout = timeout;
   options.progress_thread = kind == Kind::shm_threads;
   auto recorder = FlightWriter::attach(-1, context.rank, context.size, 0);
   if (!recorder) return recorder.error();
   options.recorder = std::move(recorder).value();
-  return std::unique_ptr<comm::Communicator>(std::make_unique<comm::QueuedCommunicator>(
-      comm::make_shm_transport(std::move(group).value()), std::move(options)));
+  return std::unique_ptr<comm::Communicator>(
+      std::make_unique<comm::QueuedCommunicator>(std::move(transport).value(), std::move(options)));
 }
 
 bool eventually(const std::function<bool()>& condition) {

@@ -42,18 +42,23 @@ struct RankOutcome {
   std::string text;      // what the rank's function returned
 };
 
-// Runs `body` in `size` forked processes; its text comes back. `meanwhile` runs in the parent with the pids (to kill or
-// stop some). All are killed at the limit and reaped.
+using Meanwhile = std::function<void(const std::vector<int>& pids, comm::KeyValue& store)>;
+
+// Runs `body` in `size` forked processes; its text comes back. `meanwhile` runs in the parent (to kill or stop some).
+// All are killed at the limit and reaped.
 std::vector<RankOutcome> run_ranks(int size, const std::function<std::string(RankContext&)>& body,
                                    std::chrono::seconds limit = std::chrono::seconds(60),
-                                   const std::function<void(const std::vector<int>& pids)>& meanwhile = {});
+                                   const Meanwhile& meanwhile = {});
 
 // All texts empty, all exited 0: "" or what is wrong.
 std::string problems(const std::vector<RankOutcome>& outcomes);
 
 enum class Kind {
-  shm,          // one host
-  shm_threads,  // the same with a progress thread
+  shm,           // one host
+  shm_threads,   // the same with a progress thread
+  tcp,           // one rank on each "host", over loopback
+  two_hosts,     // shared memory and TCP: the first half of the ranks and the rest
+  uneven_hosts,  // one rank on the first host, the others on the second
 };
 const char* name_of(Kind kind);
 
@@ -73,6 +78,6 @@ bool eventually(const std::function<bool()>& condition);
   } while (false)
 #define RANK_OK(expression)                                                                      \
   do {                                                                                           \
-    if (auto&& ok_ = (expression); !ok_)                                                           \
+    if (auto&& ok_ = (expression); !ok_)                                                         \
       return "line " + std::to_string(__LINE__) + ": " #expression ": " + ok_.error().message(); \
   } while (false)

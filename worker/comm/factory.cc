@@ -3,13 +3,18 @@
 #include <fmt/format.h>
 #include <sched.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "common/flight_recorder.h"
+#include "common/tcp.h"
+#include "worker/comm/hierarchical_transport.h"
 #include "worker/comm/key_value.h"
 #include "worker/comm/queued_communicator.h"
 #include "worker/comm/self_transport.h"
 #include "worker/comm/shm_transport.h"
+#include "worker/comm/tcp_transport.h"
 
 namespace ddprun::comm {
 namespace {
@@ -25,22 +30,99 @@ bool wants_progress_thread(const WorkerEnv& env, Progress progress) {
   return env.world_size > 1 && cpus >= 2 * env.local_world_size;
 }
 
+std::string key(const WorkerEnv& env, const CommOptions& options, std::string_view what) {
+  const std::string suffix = options.name.empty() ? "" : "/" + options.name;
+  return fmt::format("/ddprun/{}/{}{}", what, env.restart_count, suffix);
+}
+
+Result<std::unique_ptr<ShmGroup>> connect_host(const WorkerEnv& env, const CommOptions& options, KeyValue& store,
+                                               TimePoint deadline) {
+  ShmPlace place;
+  place.key = fmt::format("{}/{}", key(env, options, "shm"), env.group_rank.value);
+  place.rank = static_cast<int>(env.rank.value);
+  place.local_rank = static_cast<int>(env.local_rank.value);
+  place.local_size = static_cast<int>(env.local_world_size);
+  auto setup = connect_shm(store, place, deadline);
+  if (!setup) return setup.error();
+  return ShmGroup::create(std::move(setup).value(), kStagingBytes);
+}
+
+// Every host's first rank and number of ranks, through the store: "first size".
+Result<HostMap> exchange_hosts(const WorkerEnv& env, const CommOptions& options, KeyValue& store, TimePoint deadline) {
+  HostMap hosts;
+  hosts.host = static_cast<int>(env.group_rank.value);
+  const auto key_of = [&](std::int64_t host) { return fmt::format("{}/{}", key(env, options, "hosts"), host); };
+  const std::int64_t first = env.rank.value - env.local_rank.value;
+  if (env.local_rank.value == 0) {
+    Result<void> set = store.set(key_of(env.group_rank.value), fmt::format("{} {}", first, env.local_world_size));
+    if (!set) return set.error().with_context("cannot publish this host");
+  }
+  std::int64_t expected = 0;
+  for (std::int64_t h = 0; h < env.group_world_size; ++h) {
+    auto value = store.get(key_of(h), deadline);
+    if (!value) {
+      return value.error().with_context(fmt::format("rank {} waits for the first rank of node {}", env.rank.value, h));
+    }
+    int first_rank = -1, size = 0;
+    if (std::sscanf(value->c_str(), "%d %d", &first_rank, &size) != 2 || first_rank != expected || size < 1) {
+      return Error(
+          Errc::invalid_argument,
+          fmt::format("ranks of nodes do not follow each other: node {} says \"{}\" (first rank, ranks), rank {} "
+                      "is expected first",
+                      h, *value, expected));
+    }
+    hosts.first_rank.push_back(first_rank);
+    hosts.size.push_back(size);
+    expected += size;
+  }
+  if (expected != env.world_size) {
+    return Error(Errc::invalid_argument,
+                 fmt::format("the nodes have {} ranks together, but WORLD_SIZE is {}", expected, env.world_size));
+  }
+  return hosts;
+}
+
+Result<std::unique_ptr<TcpRing>> connect_ring(const WorkerEnv& env, const CommOptions& options, KeyValue& store,
+                                              const HostMap& hosts, TimePoint deadline) {
+  RingPlace place;
+  place.key = fmt::format("{}/{}", key(env, options, "tcp"), env.local_rank.value);
+  place.index = hosts.host;
+  place.ranks = hosts.ring(static_cast<int>(env.local_rank.value));
+  place.connections = options.tcp_connections;
+  place.address = options.address;
+  if (place.address.empty()) {
+    auto address = local_address_towards(env.master);
+    if (!address) {
+      return Error(Errc::not_found, fmt::format("no own address on the way to MASTER_ADDR {}", env.master.to_string()));
+    }
+    place.address = *address;
+  }
+  return TcpRing::connect(store, place, deadline);
+}
+
 Result<std::unique_ptr<Transport>> connect(const WorkerEnv& env, const CommOptions& options) {
   if (env.world_size == 1) return make_self_transport();
   const TimePoint deadline = SteadyClock::now() + options.connect_timeout;
   auto store = connect_store(env.master, deadline);
   if (!store) return store.error().with_context("cannot reach the worker store (MASTER_ADDR, MASTER_PORT)");
-  const std::string suffix = options.name.empty() ? "" : "/" + options.name;
-  ShmPlace place;
-  place.key = fmt::format("/ddprun/shm/{}/{}{}", env.restart_count, env.group_rank.value, suffix);
-  place.rank = static_cast<int>(env.rank.value);
-  place.local_rank = static_cast<int>(env.local_rank.value);
-  place.local_size = static_cast<int>(env.local_world_size);
-  auto setup = connect_shm(**store, place, deadline);
-  if (!setup) return setup.error();
-  auto group = ShmGroup::create(std::move(setup).value(), kStagingBytes);
+  if (env.group_world_size == 1 || env.world_size == env.local_world_size) {
+    auto group = connect_host(env, options, **store, deadline);
+    if (!group) return group.error();
+    return make_shm_transport(std::move(group).value());
+  }
+  auto hosts = exchange_hosts(env, options, **store, deadline);
+  if (!hosts) return hosts.error();
+  const bool alone_everywhere = std::all_of(hosts->size.begin(), hosts->size.end(), [](int n) { return n == 1; });
+  std::unique_ptr<TcpRing> ring;
+  if (env.local_rank.value < hosts->rings()) {
+    auto made = connect_ring(env, options, **store, *hosts, deadline);
+    if (!made) return made.error();
+    ring = std::move(made).value();
+  }
+  if (alone_everywhere) return make_tcp_transport(std::move(ring));
+  auto group = connect_host(env, options, **store, deadline);
   if (!group) return group.error();
-  return make_shm_transport(std::move(group).value());
+  return make_hierarchical_transport(std::move(group).value(), std::move(ring), std::move(hosts).value(), deadline);
 }
 
 }  // namespace
@@ -55,11 +137,6 @@ Result<Backend> parse_backend(std::string_view text) {
 Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options) {
   if (options.backend == Backend::nccl) {
     return Error(Errc::invalid_argument, "backend nccl: this build of ddprun has no CUDA backend; use backend cpu");
-  }
-  if (env.world_size != env.local_world_size) {
-    return Error(Errc::invalid_argument, fmt::format("{} ranks on this host, {} in all: this build connects the ranks "
-                                                     "of one host only",
-                                                     env.local_world_size, env.world_size));
   }
   auto transport = connect(env, options);
   if (!transport) return transport.error();

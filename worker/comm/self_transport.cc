@@ -1,19 +1,13 @@
 #include "worker/comm/self_transport.h"
 
-#include <unistd.h>
-
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <optional>
-#include <vector>
+
+#include "worker/comm/local_memory.h"
 
 namespace ddprun::comm {
 namespace {
-
-struct Free {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
 
 class SelfTransport final : public Transport {
  public:
@@ -33,15 +27,8 @@ class SelfTransport final : public Transport {
       std::memcpy(op.out.data, op.in.data, op.in.size_bytes());
     }
     if (op.signature.kind == OpKind::allocate) {
-      constexpr std::size_t kPage = 4096;
-      const std::size_t size = (op.signature.count + kPage - 1) / kPage * kPage;
-      auto* memory = static_cast<std::byte*>(std::aligned_alloc(kPage, size == 0 ? kPage : size));
-      if (memory == nullptr) {
-        return Error(Errc::system, "no memory for " + op.signature.describe() + ": allocation failed");
-      }
-      std::memset(memory, 0, size);
-      memory_.emplace_back(memory);
-      op.allocated = memory;
+      op.allocated = memory_.allocate(op.signature.count);
+      if (op.allocated == nullptr) return Error(Errc::system, "no memory for " + op.signature.describe());
     }
     return {};
   }
@@ -54,7 +41,7 @@ class SelfTransport final : public Transport {
  private:
   std::mutex mutex_;
   std::optional<std::string> reason_;
-  std::vector<std::unique_ptr<std::byte, Free>> memory_;
+  LocalMemory memory_;
 };
 
 }  // namespace

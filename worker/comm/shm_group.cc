@@ -14,7 +14,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <new>
 
 namespace ddprun::comm {
 namespace {
@@ -112,10 +111,6 @@ Result<void> ShmGroup::map() {
   void* memory = ::mmap(nullptr, base_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, setup_.memory.get(), 0);
   if (memory == MAP_FAILED) return Error::from_errno(errno, "cannot map shared memory");
   base_ = static_cast<std::byte*>(memory);
-  void* mark = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mark == MAP_FAILED) return Error::from_errno(errno, "cannot map a page");
-  fork_mark_ = new (mark) std::atomic<std::uint32_t>(1);
-  if (::madvise(mark, kPage, MADV_WIPEONFORK) != 0) return Error::from_errno(errno, "madvise(MADV_WIPEONFORK)");
   return {};
 }
 
@@ -131,10 +126,7 @@ ShmGroup::~ShmGroup() {
     ::munmap(base_, base_bytes_);
   }
   for (const Region& region : regions_) ::munmap(region.memory, region.stride * static_cast<std::size_t>(size_));
-  if (fork_mark_ != nullptr) ::munmap(fork_mark_, kPage);
 }
-
-bool ShmGroup::usable_here() const { return fork_mark_ != nullptr && fork_mark_->load(std::memory_order_relaxed) == 1; }
 
 ShmGroup::RankArea& ShmGroup::area(int local) const {
   static_assert(sizeof(RankArea) <= kPage && sizeof(Control) <= kPage);
@@ -187,7 +179,7 @@ Result<void> ShmGroup::arrive(Operation& op, Handle in, Handle out) {
   mine.in = in;
   mine.out = out;
   publish_phase();
-  Result<void> all = await_all(op);
+  Result<void> all = await_all(op, Duration(0));
   if (!all) return all;
   for (int p = 0; p < size_; ++p) {
     const Signature& theirs = descriptor(p).signature;
@@ -199,10 +191,10 @@ Result<void> ShmGroup::arrive(Operation& op, Handle in, Handle out) {
 
 Result<void> ShmGroup::step(Operation& op) {
   publish_phase();
-  return await_all(op);
+  return await_all(op, grace_);
 }
 
-Result<void> ShmGroup::await_all(Operation& op) {
+Result<void> ShmGroup::await_all(Operation& op, Duration grace) {
   for (int p = 0; p < size_; ++p) {
     const std::atomic<std::uint32_t>& phase = area(p).phase;
     bool there = static_cast<std::int32_t>(phase.load(std::memory_order_acquire) - phase_) >= 0;
@@ -211,13 +203,13 @@ Result<void> ShmGroup::await_all(Operation& op) {
       there = static_cast<std::int32_t>(phase.load(std::memory_order_acquire) - phase_) >= 0;
     }
     if (there) continue;
-    Result<void> came = await_slowly(op, p);
+    Result<void> came = await_slowly(op, p, grace);
     if (!came) return came;
   }
   return {};
 }
 
-Result<void> ShmGroup::await_slowly(Operation& op, int local) {
+Result<void> ShmGroup::await_slowly(Operation& op, int local, Duration grace) {
   RankArea& theirs = area(local);
   const TimePoint since = SteadyClock::now();
   while (true) {
@@ -225,20 +217,19 @@ Result<void> ShmGroup::await_slowly(Operation& op, int local) {
     const std::uint32_t seen = theirs.phase.load(std::memory_order_seq_cst);
     const bool there = static_cast<std::int32_t>(seen - phase_) >= 0;
     if (!there && theirs.left.load(std::memory_order_acquire) == 0) {
-      const Duration left = op.deadline() + grace_ - SteadyClock::now();
+      const Duration left = op.deadline() + grace - SteadyClock::now();
       futex_wait(theirs.phase, seen, std::min<Duration>(kSlice, left));
     }
     theirs.waiters.fetch_sub(1, std::memory_order_seq_cst);
     if (there) return {};
     if (static_cast<std::int32_t>(theirs.phase.load(std::memory_order_acquire) - phase_) >= 0) return {};
-    Result<void> good = check_peers(op, local, since);
+    Result<void> good = check_peers(op, since, grace);
     if (!good) return good;
   }
 }
 
-Result<void> ShmGroup::check_peers(Operation& op, int waiting_for, TimePoint since) {
+Result<void> ShmGroup::check_peers(Operation& op, TimePoint since, Duration grace) {
   if (auto told = verdict()) return *told;
-  (void)waiting_for;
   for (int p = 0; p < size_; ++p) {
     if (p == local_rank_) continue;
     RankArea& theirs = area(p);
@@ -268,7 +259,7 @@ Result<void> ShmGroup::check_peers(Operation& op, int waiting_for, TimePoint sin
   if (watch_) {
     if (auto news = watch_()) return fail(*news);
   }
-  if (SteadyClock::now() >= op.deadline() + grace_) return fail(timed_out(op, since));
+  if (SteadyClock::now() >= op.deadline() + grace) return fail(timed_out(op, since));
   return {};
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/result.h"
+#include "worker/comm/fork_mark.h"
 #include "worker/comm/operation.h"
 #include "worker/comm/shm_bootstrap.h"
 
@@ -65,11 +66,12 @@ class ShmGroup {
   void abort(const std::string& reason);
   // Somebody's verdict, as this rank should tell it.
   std::optional<Error> verdict() const;
-  bool usable_here() const;
+  bool usable_here() const { return fork_mark_.here(); }
 
   // Called about every 20 ms while waiting, for news from outside the group.
   void set_watch(std::function<std::optional<Error>()> watch) { watch_ = std::move(watch); }
-  // Added to deadlines of waits: ranks that only hear of a failure from the others give those time to tell it.
+  // Added to the deadline in step(): a rank that has arrived may itself wait for another host, and will tell what it
+  // learns there.
   void set_grace(Duration grace) { grace_ = grace; }
 
  private:
@@ -86,9 +88,9 @@ class ShmGroup {
   RankArea& area(int local) const;
   const Descriptor& descriptor(int local) const;
   void publish_phase();
-  Result<void> await_all(Operation& op);
-  Result<void> await_slowly(Operation& op, int local);
-  Result<void> check_peers(Operation& op, int waiting_for, TimePoint since);
+  Result<void> await_all(Operation& op, Duration grace);
+  Result<void> await_slowly(Operation& op, int local, Duration grace);
+  Result<void> check_peers(Operation& op, TimePoint since, Duration grace);
   Error timed_out(Operation& op, TimePoint since);
   void wake_all();
 
@@ -104,8 +106,8 @@ class ShmGroup {
   std::size_t file_end_ = 0;
   std::vector<Region> regions_;
   std::uint32_t phase_ = 0;
-  std::uint64_t sequence_ = 0;                       // of the operation arrived at
-  std::atomic<std::uint32_t>* fork_mark_ = nullptr;  // 1 here, 0 in a child of fork()
+  std::uint64_t sequence_ = 0;  // of the operation arrived at
+  ForkMark fork_mark_;
   std::function<std::optional<Error>()> watch_;
   Duration grace_{0};
 };

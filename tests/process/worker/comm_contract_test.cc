@@ -263,12 +263,50 @@ TEST_P(CommContract, DroppedHandleIsCounted) {
   });
 }
 
+// 4 ranks on one host and 2 + 2 ranks on two hosts.
+TEST(CommBits, OneHostOrTwoHostsGiveTheSameBits) {
+  std::vector<std::string> results;
+  for (Kind kind : {Kind::shm, Kind::two_hosts}) {
+    const auto outcomes = testing::run_ranks(4, [kind](RankContext& context) -> std::string {
+      auto made = testing::make_test_communicator(kind, context, kPatience);
+      RANK_OK(made);
+      std::string text;
+      for (std::size_t count : {std::size_t{100}, std::size_t{50'000}}) {
+        std::mt19937 random(static_cast<unsigned>(context.rank));
+        std::vector<float> values(count);
+        for (float& v : values)
+          v = std::ldexp(static_cast<float>(random()) - 2e9f, static_cast<int>(random() % 40) - 60);
+        RANK_OK((*made)->all_reduce(Block{values.data(), count, DType::f32}, Reduce::avg).wait());
+        std::uint64_t hash = 14695981039346656037ULL;
+        for (float v : values) {
+          std::uint32_t bits;
+          std::memcpy(&bits, &v, 4);
+          hash = (hash ^ bits) * 1099511628211ULL;
+        }
+        text += std::to_string(hash) + " ";
+      }
+      return text;
+    });
+    for (const auto& o : outcomes) results.push_back(o.text);
+  }
+  for (const std::string& r : results) EXPECT_EQ(r, results[0]);
+}
+
 std::string name_of_case(const ::testing::TestParamInfo<std::tuple<Kind, int>>& info) {
   return std::string(testing::name_of(std::get<0>(info.param))) + "_" + std::to_string(std::get<1>(info.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(SharedMemory, CommContract,
                          ::testing::Combine(::testing::Values(Kind::shm), ::testing::Values(1, 2, 3, 4, 8)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Tcp, CommContract,
+                         ::testing::Combine(::testing::Values(Kind::tcp), ::testing::Values(1, 2, 3, 4, 8)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(TwoHosts, CommContract,
+                         ::testing::Combine(::testing::Values(Kind::two_hosts), ::testing::Values(2, 4, 5, 8)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(UnevenHosts, CommContract,
+                         ::testing::Combine(::testing::Values(Kind::uneven_hosts), ::testing::Values(3, 4)),
                          name_of_case);
 INSTANTIATE_TEST_SUITE_P(SharedMemoryThreads, CommContract,
                          ::testing::Combine(::testing::Values(Kind::shm_threads), ::testing::Values(2, 3)),

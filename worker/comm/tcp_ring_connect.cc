@@ -1,0 +1,162 @@
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "common/log.h"
+#include "common/tcp.h"
+#include "common/wire.h"
+#include "worker/comm/tcp_ring.h"
+
+namespace ddprun::comm {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x31676e7270646464ULL;
+constexpr std::uint32_t kVersion = 1;
+constexpr std::size_t kTokenSize = 32;
+constexpr std::size_t kHelloSize = 8 + 4 + kTokenSize + 4 + 4;
+constexpr auto kStrangerPatience = std::chrono::seconds(5);
+
+Result<std::string> random_token() {
+  unsigned char bytes[kTokenSize / 2];
+  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) {
+    return Error::from_errno(errno, "getrandom");
+  }
+  std::string text;
+  for (unsigned char b : bytes) text += fmt::format("{:02x}", b);
+  return text;
+}
+
+bool wait_readable(int fd, TimePoint deadline) {
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SteadyClock::now()).count();
+    pollfd p{fd, POLLIN, 0};
+    const int n = ::poll(&p, 1, static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000)));
+    if (n >= 0 || errno != EINTR) return n > 0;
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TcpRing>> TcpRing::connect(KeyValue& store, const RingPlace& place, TimePoint deadline) {
+  std::unique_ptr<TcpRing> ring(new TcpRing(place));
+  const int size = ring->size();
+  ring->wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!ring->wake_) return Error::from_errno(errno, "eventfd");
+  if (size == 1) return ring;
+
+  ListenOptions listen;
+  listen.address = place.address;
+  auto listener = tcp_listen(listen);
+  if (!listener) return listener.error().with_context(fmt::format("rank {} cannot listen for its ring", ring->rank()));
+  auto token = random_token();
+  if (!token) return token.error();
+  const auto key_of = [&place](int index) { return fmt::format("{}/{}", place.key, index); };
+  Result<void> published =
+      store.set(key_of(place.index), Endpoint{place.address, listener->port}.to_string() + " " + *token);
+  if (!published) return published.error().with_context("cannot publish this rank's address");
+
+  // To the next: the kernel takes connections before the other side accepts them, so that nobody waits for a cycle.
+  const std::size_t total = static_cast<std::size_t>(std::max(place.connections, 1)) + 1;
+  const int next = (place.index + 1) % size;
+  std::vector<UniqueFd> out;
+  std::string reason = "it has not published its address";
+  auto pause = std::chrono::milliseconds(10);
+  while (out.empty()) {
+    auto value = store.get(key_of(next), deadline);
+    if (!value) {
+      return value.error().with_context(
+          fmt::format("rank {} waits for the address of rank {}", ring->rank(), ring->next_.rank));
+    }
+    const std::size_t space = value->find(' ');
+    auto endpoint = Endpoint::parse(value->substr(0, space), 0);
+    if (space == std::string::npos || value->size() - space - 1 != kTokenSize || !endpoint) {
+      return Error(Errc::malformed, fmt::format("store key {} holds no address", key_of(next)));
+    }
+    for (std::size_t i = 0; i < total; ++i) {
+      auto fd = tcp_connect_once(*endpoint, deadline);
+      if (!fd) {
+        reason = fd.error().message();
+        break;
+      }
+      WireWriter hello;
+      hello.u64(kMagic);
+      hello.u32(kVersion);
+      hello.raw(value->substr(space + 1));
+      hello.u32(static_cast<std::uint32_t>(place.index));
+      hello.u32(static_cast<std::uint32_t>(i));
+      Result<void> sent = write_all(fd->get(), hello.bytes(), deadline);
+      if (!sent) {
+        reason = sent.error().message();
+        break;
+      }
+      out.push_back(std::move(fd).value());
+    }
+    if (out.size() == total) break;
+    out.clear();
+    if (SteadyClock::now() + pause >= deadline) {
+      return Error(Errc::timed_out,
+                   fmt::format("rank {} cannot connect to rank {} at {}: {}; is a firewall between them?", ring->rank(),
+                               ring->next_.rank, endpoint->to_string(), reason));
+    }
+    std::this_thread::sleep_for(pause);  // an address of an earlier attempt is soon overwritten
+    pause = std::min(pause * 2, std::chrono::milliseconds(500));
+  }
+
+  std::vector<UniqueFd> in(total);
+  for (std::size_t have = 0; have < total;) {
+    if (!wait_readable(listener->fd.get(), deadline)) {
+      return Error(
+          Errc::timed_out,
+          fmt::format("rank {} waits for rank {} to connect to {}; missing ranks: {}", ring->rank(),
+                      ring->previous_.rank, Endpoint{place.address, listener->port}.to_string(), ring->previous_.rank));
+    }
+    UniqueFd fd(::accept4(listener->fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!fd) continue;
+    std::string hello(kHelloSize, '\0');
+    const TimePoint patience = std::min(deadline, SteadyClock::now() + kStrangerPatience);
+    if (!read_exact(fd.get(), hello.data(), hello.size(), patience)) continue;
+    WireReader reader(hello);
+    const std::uint64_t magic = reader.u64();
+    const std::uint32_t version = reader.u32();
+    const std::string_view their_token = reader.raw(kTokenSize);
+    const std::uint32_t index = reader.u32(), number = reader.u32();
+    const auto previous = static_cast<std::uint32_t>((place.index + size - 1) % size);
+    if (magic != kMagic || version != kVersion || their_token != *token || index != previous || number >= total ||
+        in[number]) {
+      log_warning("refused a connection that is not of this ring (rank {})", ring->rank());
+      continue;
+    }
+    in[number] = std::move(fd);
+    ++have;
+  }
+  for (const UniqueFd& fd : in) {
+    Result<void> sent = write_all(fd.get(), std::string_view("\1", 1), deadline);
+    if (!sent) return sent.error().with_context(fmt::format("rank {}", ring->previous_.rank));
+  }
+  for (const UniqueFd& fd : out) {
+    char yes = 0;
+    Result<void> got = read_exact(fd.get(), &yes, 1, deadline);
+    if (!got || yes != 1) {
+      return Error(got ? Errc::malformed : got.error().code(),
+                   fmt::format("rank {} did not take the connection of rank {}: {}", ring->next_.rank, ring->rank(),
+                               got ? "strange answer" : got.error().message()));
+    }
+  }
+  (void)store.erase(key_of(place.index));  // best effort: a rerun under the same store must not find an old address
+
+  const auto adopt = [](Neighbour& neighbour, std::vector<UniqueFd> fds) {
+    neighbour.control = std::move(fds[0]);
+    for (std::size_t i = 1; i < fds.size(); ++i) neighbour.data.push_back(std::move(fds[i]));
+  };
+  adopt(ring->next_, std::move(out));
+  adopt(ring->previous_, std::move(in));
+  return ring;
+}
+
+}  // namespace ddprun::comm
