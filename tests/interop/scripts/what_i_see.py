@@ -10,7 +10,7 @@ from torch.distributed.elastic.utils.distributed import get_free_port  # noqa: F
 seen = {
     "launched": dist.is_torchelastic_launched(),
     "argv": sys.argv[2:],
-    "unbuffered": bool(sys.flags.unbuffered) or os.environ.get("PYTHONUNBUFFERED") is not None or sys.stdout.write_through,
+    "unbuffered": sys.stdout.write_through,
     "local_rank": os.environ["LOCAL_RANK"],
     "env": {k: v for k, v in sorted(os.environ.items())
             if k in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME",
