@@ -163,6 +163,15 @@ Result<void> CheckpointDirectory::write(std::int64_t step, const std::vector<Fil
   }
   if (done && ::rename(working.c_str(), path_of(step).c_str()) != 0) {
     done = Error::from_errno(errno, "rename of " + working);
+    // This step was saved before (a run that was started again at its end): the new one takes its place.
+    const std::string old = path_ + "/" + std::string(kRemoving) + folder_name(step);
+    fs::remove_all(old, ignored);
+    if (::rename(path_of(step).c_str(), old.c_str()) == 0) {
+      done = ::rename(working.c_str(), path_of(step).c_str()) == 0
+                 ? Result<void>()
+                 : Result<void>(Error::from_errno(errno, "rename of " + working));
+      fs::remove_all(old, ignored);
+    }
   }
   if (!done) {
     fs::remove_all(working, ignored);

@@ -180,6 +180,18 @@ TEST_F(Trainer, AKilledRunsFilesAreCutBackToItsCheckpoint) {
   EXPECT_EQ(lines_of("i/rank-1.txt"), 20);
 }
 
+TEST_F(Trainer, AFinishedRunMayBeStartedAgain) {
+  write_csv("data.csv", 16, 2);
+  set("checkpoint.dir", path("ck"));
+  set("checkpoint.every_steps", "4");
+  set("output.params", path("a.json"));
+  expect_ok(run(2));
+  set("output.params", path("b.json"));
+  const Finished again = run(1);
+  EXPECT_EQ(again.code, 0) << said(again);
+  EXPECT_EQ(read("a.json"), read("b.json"));
+}
+
 class TrainerStops : public Trainer, public ::testing::WithParamInterface<int> {};
 
 TEST_P(TrainerStops, SavesAfterTheSameStepAndGoesOn) {

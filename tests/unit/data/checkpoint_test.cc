@@ -169,6 +169,15 @@ TEST_F(Directory, KeepsTheNewest) {
   EXPECT_EQ(w, 7);
 }
 
+TEST_F(Directory, AStepMayBeSavedAgain) {
+  save(1, 3, 3);
+  save(3, 3, 3);
+  EXPECT_THAT(names(), ElementsAre(".lock", "latest", "step-000000001", "step-000000002", "step-000000003"));
+  auto resume = newest();
+  ASSERT_TRUE(resume && resume->checkpoint);
+  EXPECT_EQ(resume->checkpoint->state.step, 3);
+}
+
 TEST_F(Directory, EmptyMeansBeginning) {
   auto resume = newest();
   ASSERT_TRUE(resume);
