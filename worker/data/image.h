@@ -15,6 +15,9 @@ namespace ddprun::data {
 // A rectangle in pixels; x grows to the right, y down.
 struct Box {
   double x = 0, y = 0, width = 0, height = 0;
+  // true: cut out, then resized (RandomResizedCrop). false: resized, then cut out (Resize, CenterCrop): pixels at the
+  // edge of the result also depend on what lies just outside.
+  bool hard_edges = true;
 };
 
 // Part of a picture, four bytes a pixel: red, green, blue, unused.

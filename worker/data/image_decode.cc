@@ -105,7 +105,11 @@ Result<Pixels> decode_jpeg(std::span<const std::byte> bytes, const ChooseBox& ch
     d.scale_num /= 2;
   }
   const double scale = d.scale_num / 8.0;
-  auto left = static_cast<JDIMENSION>(std::max(0.0, std::floor(wanted.x * scale) - 2));
+  // Beyond the box: what smoothing reaches, and two pixels for the decoder's own smoothing of colours.
+  const double reach =
+      wanted.hard_edges ? 0 : std::ceil(std::max(wanted.width, wanted.height) * scale / static_cast<double>(target));
+  const double margin = 2 + reach;
+  auto left = static_cast<JDIMENSION>(std::max(0.0, std::floor(wanted.x * scale) - margin));
   JDIMENSION columns = 0;
   const auto scaled_width = static_cast<double>((width * d.scale_num + 7) / 8);
   const auto scaled_height = static_cast<double>((height * d.scale_num + 7) / 8);
@@ -113,11 +117,11 @@ Result<Pixels> decode_jpeg(std::span<const std::byte> bytes, const ChooseBox& ch
     left = 0;
     columns = static_cast<JDIMENSION>(scaled_width);
   } else {
-    const double right = std::min(scaled_width, std::ceil((wanted.x + wanted.width) * scale) + 2);
+    const double right = std::min(scaled_width, std::ceil((wanted.x + wanted.width) * scale) + margin);
     columns = static_cast<JDIMENSION>(right) - left;
   }
-  const auto top = static_cast<JDIMENSION>(std::max(0.0, std::floor(wanted.y * scale) - 2));
-  const double bottom = std::min(scaled_height, std::ceil((wanted.y + wanted.height) * scale) + 2);
+  const auto top = static_cast<JDIMENSION>(std::max(0.0, std::floor(wanted.y * scale) - margin));
+  const double bottom = std::min(scaled_height, std::ceil((wanted.y + wanted.height) * scale) + margin);
   if (!start_jpeg(&d, &owner.failure, &left, &columns)) return broken();
   Pixels pixels;
   pixels.width = static_cast<std::int64_t>(columns);
@@ -129,7 +133,8 @@ Result<Pixels> decode_jpeg(std::span<const std::byte> bytes, const ChooseBox& ch
   }
   if (owner.failure.ended_early) return Error(Errc::malformed, "the JPEG data end too early");
   if (cmyk) cmyk_to_rgbx(pixels.rgbx);
-  pixels.box = Box{wanted.x * scale - left, wanted.y * scale - top, wanted.width * scale, wanted.height * scale};
+  pixels.box = Box{wanted.x * scale - left, wanted.y * scale - top, wanted.width * scale, wanted.height * scale,
+                   wanted.hard_edges};
   return pixels;
 }
 

@@ -17,17 +17,18 @@ struct Taps {
   std::vector<float> weights;
 };
 
-Taps make_taps(double begin, double length, std::int64_t out, std::int64_t in) {
+Taps make_taps(double begin, double length, bool hard_edges, std::int64_t out, std::int64_t in) {
   Taps taps;
   const double scale = length / static_cast<double>(out);
   const double support = std::max(scale, 1.0);
   for (std::int64_t i = 0; i < out; ++i) {
     const double center = begin + (static_cast<double>(i) + 0.5) * scale;
-    // Only pixels of the box count, as if it had been cut out first.
-    const auto low = std::max<std::int64_t>(
-        {0, static_cast<std::int64_t>(std::floor(begin + 0.5)), static_cast<std::int64_t>(center - support + 0.5)});
-    const auto high = std::min<std::int64_t>({in, static_cast<std::int64_t>(std::ceil(begin + length - 0.5)),
-                                              static_cast<std::int64_t>(center + support + 0.5)});
+    // With hard edges only pixels of the box count, as if it had been cut out first.
+    const double lowest = hard_edges ? std::floor(begin + 0.5) : 0;
+    const double highest = hard_edges ? std::ceil(begin + length - 0.5) : static_cast<double>(in);
+    const auto low = static_cast<std::int64_t>(std::max({0.0, lowest, std::floor(center - support + 0.5)}));
+    const auto high =
+        static_cast<std::int64_t>(std::min({static_cast<double>(in), highest, std::floor(center + support + 0.5)}));
     const std::int64_t first = std::clamp<std::int64_t>(low, 0, in - 1);
     const std::int64_t count = std::max<std::int64_t>(1, high - first);
     taps.first.push_back(static_cast<std::int32_t>(first));
@@ -56,8 +57,8 @@ Taps make_taps(double begin, double length, std::int64_t out, std::int64_t in) {
 
 void resize_normalise(const Pixels& pixels, std::int64_t size, bool mirror, std::span<const float, 3> mean,
                       std::span<const float, 3> std, float* out) {
-  const Taps down = make_taps(pixels.box.y, pixels.box.height, size, pixels.height);
-  const Taps across = make_taps(pixels.box.x, pixels.box.width, size, pixels.width);
+  const Taps down = make_taps(pixels.box.y, pixels.box.height, pixels.box.hard_edges, size, pixels.height);
+  const Taps across = make_taps(pixels.box.x, pixels.box.width, pixels.box.hard_edges, size, pixels.width);
   const Float4 factor = {1.0F / (255.0F * std[0]), 1.0F / (255.0F * std[1]), 1.0F / (255.0F * std[2]), 0};
   const Float4 shift = {-mean[0] / std[0], -mean[1] / std[1], -mean[2] / std[2], 0};
   const auto row_values = static_cast<std::size_t>(pixels.width) * 4;
@@ -106,7 +107,7 @@ Box center_box(std::int64_t width, std::int64_t height, std::int64_t size) {
   const double per_x = static_cast<double>(width) / resized_width;
   const double per_y = static_cast<double>(height) / resized_height;
   const auto side = static_cast<double>(size);
-  return Box{x * per_x, y * per_y, side * per_x, side * per_y};
+  return Box{x * per_x, y * per_y, side * per_x, side * per_y, false};
 }
 
 Box random_box(std::int64_t width, std::int64_t height, SampleRandom& random) {
@@ -120,14 +121,14 @@ Box random_box(std::int64_t width, std::int64_t height, SampleRandom& random) {
     if (box_width < 1 || box_height < 1 || box_width > width || box_height > height) continue;
     const auto y = static_cast<double>(random.below(height - box_height + 1));
     const auto x = static_cast<double>(random.below(width - box_width + 1));
-    return Box{x, y, static_cast<double>(box_width), static_cast<double>(box_height)};
+    return Box{x, y, static_cast<double>(box_width), static_cast<double>(box_height), true};
   }
   // Too long or too tall: the middle, with the nearest allowed shape.
   double box_width = w;
   double box_height = h;
   if (w / h < 3.0 / 4.0) box_height = std::min(h, std::round(w / (3.0 / 4.0)));
   if (w / h > 4.0 / 3.0) box_width = std::min(w, std::round(h * (4.0 / 3.0)));
-  return Box{std::floor((w - box_width) / 2), std::floor((h - box_height) / 2), box_width, box_height};
+  return Box{std::floor((w - box_width) / 2), std::floor((h - box_height) / 2), box_width, box_height, true};
 }
 
 }  // namespace ddprun::data

@@ -2,3 +2,8 @@ ddprun_test(trainer_process_test process
   SOURCES trainer_process_test.cc ../../support/surface_run.cc
   LIBS ddprun_common nlohmann_json::nlohmann_json TIMEOUT 180)
 add_dependencies(trainer_process_test trainer ddprun)
+
+# For tests/interop/test_data.py.
+add_executable(dump_samples ${CMAKE_SOURCE_DIR}/tests/interop/dump_samples.cc)
+set_target_properties(dump_samples PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+target_link_libraries(dump_samples PRIVATE ddprun_warnings ddprun_data)
