@@ -291,18 +291,40 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     const std::string_view bytes(buffer_.data(), static_cast<std::size_t>(n));
     remember(pump, bytes);
     if (pump.stream.filter) filter(pump, bytes);
+    for (std::string_view rest = bytes; !rest.empty();) {
+      const std::string_view piece = rest.substr(0, next_piece(pump, rest));
+      rest.remove_prefix(piece.size());
+      deliver(pump, piece);
+    }
+    return true;
+  }
+
+  // How much of `bytes` goes into one file: whole lines up to --log-max-size; a longer line is not cut.
+  std::size_t next_piece(const Pump& pump, std::string_view bytes) const {
+    const std::uint64_t limit = policy_.log_max_size_bytes;
+    if (limit == 0 || !pump.has_file()) return bytes.size();
+    const std::uint64_t room = limit > pump.file_bytes ? limit - pump.file_bytes : 0;
+    if (bytes.size() <= room) return bytes.size();
+    for (const std::uint64_t span : {room, limit}) {
+      const auto cut = bytes.substr(0, span).rfind('\n');
+      if (cut != std::string_view::npos) return cut + 1;
+    }
+    const auto line_end = bytes.find('\n');
+    return line_end == std::string_view::npos ? bytes.size() : line_end + 1;
+  }
+
+  void deliver(Pump& pump, std::string_view bytes) {
     const bool was_lagging = pump.lagging();
     const bool in_file = pump.has_file() && append(pump, bytes);
-    if (pump.console == nullptr) return true;
+    if (pump.console == nullptr) return;
     if (pump.console->closed) {
       pump.console->lost_bytes += bytes.size();
       pump.shown_bytes = pump.file_bytes;
-      return true;
+      return;
     }
-    if (in_file && (was_lagging || pump.console->full())) return true;  // later, from the file
+    if (in_file && (was_lagging || pump.console->full())) return;  // later, from the file
     show(pump, bytes);
     if (in_file) pump.shown_bytes = pump.file_bytes;
-    return true;
   }
 
   void end_source(Pump& pump) {
