@@ -490,6 +490,10 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
       listener.reset();
       return Result<void>();
     }
+    if (!options.serve_worker_store) {
+      listener.reset();
+      return Result<void>();
+    }
     if (store) {  // the kept port
       store->clear();
       return Result<void>();

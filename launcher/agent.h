@@ -47,6 +47,8 @@ struct AgentOptions {
   std::optional<std::uint16_t> master_port;  // explicit --master-port: kept over restarts; unset: new each round
   std::uint16_t first_port = 0;              // range for the ports that we choose; 0 = the kernel's choice
   std::uint16_t last_port = 0;
+  // false: MASTER_PORT is reserved until the workers start, then free: worker rank 0 binds it itself (c10d only).
+  bool serve_worker_store = true;
   std::int64_t max_restarts = 0;
   RendezvousTimes times;
   OnSilence on_silence = OnSilence::stop;

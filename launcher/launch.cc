@@ -54,6 +54,7 @@ AgentOptions agent_options(const LaunchOptions& options) {
   out.first_port = options.first_port;
   out.last_port = options.last_port;
   out.max_restarts = options.max_restarts;
+  out.serve_worker_store = !options.workers_bind_master_port;
   out.times.join_timeout = options.conf.join_timeout;
   out.times.last_call_timeout = options.conf.last_call_timeout;
   out.times.close_timeout = options.conf.close_timeout;
@@ -212,7 +213,7 @@ class Launch {
       spec.env.restart_count = round.restart_count;
       spec.env.max_restarts = round.max_restarts;
       spec.env.run_id = round.run_id;
-      spec.env.use_agent_store = true;
+      spec.env.use_agent_store = !options_.workers_bind_master_port;
       spec.env.round = round.round;
       auto environment = command_->environment(spec.env);
       if (!environment) return std::move(environment).error();
@@ -228,6 +229,26 @@ class Launch {
 
   int supervise() {
     make_observers();
+    auto outcome = run_job();
+    if (options_.workers_bind_master_port && options_.local_job && lost_the_port(outcome)) {
+      log_warning("somebody else took MASTER_PORT before worker 0 could bind it: once more with another port");
+      outcome = run_job();
+    }
+    return finish(std::move(outcome));
+  }
+
+  // Only where worker 0 binds MASTER_PORT itself: between our letting go of it and its bind anybody may take it.
+  static bool lost_the_port(const JobOutcome& outcome) {
+    if (!outcome.root_cause || outcome.root_cause->restart_count != 0) return false;
+    for (const auto& line : outcome.root_cause->last_lines) {
+      if (line.find("EADDRINUSE") != std::string::npos || line.find("ddress already in use") != std::string::npos) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  JobOutcome run_job() {
     started_ = SteadyClock::now();
     asio::io_context io(1);
     asio::signal_set signals(io);
@@ -249,7 +270,7 @@ class Launch {
     });
     io.run();
     if (failure) std::rethrow_exception(failure);  // ours to mend: main() says so
-    return finish(std::move(*outcome));
+    return std::move(*outcome);
   }
 
   // What was ignored when we started stays ignored (nohup).
@@ -272,8 +293,7 @@ class Launch {
       const std::string name = signal_text(number);
       switch (policy.on(number, SteadyClock::now())) {
         case SignalPolicy::Action::stop:
-          log_info("{}: passing it to the workers, then waiting up to {} s for them", name,
-                   options_.shutdown_timeout.count() / 1000.0);
+          log_info("{}: the job ends; workers get it and have {} s", name, options_.shutdown_timeout.count() / 1000.0);
           agent.stop(number);
           break;
         case SignalPolicy::Action::stop_now:

@@ -445,6 +445,14 @@ Result<void> read_supervision(const ParsedOptions& parsed, const EnvLookup& env,
     if (!seconds) return bad(timeout_source, seconds.error().message());
     out.shutdown_timeout = *seconds;
   }
+  // torch reads it so: exactly "1" switches sharing off.
+  out.workers_bind_master_port = env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").value_or("") == "1";
+  if (out.workers_bind_master_port && out.backend == RdzvBackend::static_) {
+    out.workers_bind_master_port = false;
+    out.warnings.push_back(
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is not used with the static backend: its one port is "
+        "the rendezvous's too");
+  }
   const auto& events = parsed.text("event-log-handler");
   out.events = events == "console"              ? LaunchOptions::Events::console
                : events == "dynamic_rendezvous" ? LaunchOptions::Events::dynamic_rendezvous

@@ -91,6 +91,7 @@ struct LaunchOptions {
   std::chrono::milliseconds shutdown_timeout{30'000};
   std::chrono::milliseconds restart_backoff{0};  // before restart k: this x 2^(k-1), at most 60 s
   std::int64_t crash_loop_limit = 0;             // 0 = off
+  bool workers_bind_master_port = false;         // TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as in torch
   bool torchrun_exit_codes = false;              // --exit-code=torchrun
   enum class Events { none, console, dynamic_rendezvous } events = Events::none;  // --event-log-handler
 

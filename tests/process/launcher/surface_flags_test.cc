@@ -220,6 +220,26 @@ TEST_F(Flags, BusyMasterPortNamesItsHolder) {
   EXPECT_THAT(run.err, AllOf(HasSubstr(std::to_string(port.port)), HasSubstr("pid " + std::to_string(::getpid()))));
 }
 
+// TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: worker 0 binds MASTER_PORT, and the race for it is run again once.
+TEST_F(Flags, WorkersThatBindTheMasterPortThemselves) {
+  runner.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1";
+  runner.write("bind.py",
+               "import os, socket\n"
+               "s = socket.socket(); s.bind(('127.0.0.1', int(os.environ['MASTER_PORT']))); s.listen()\n"
+               "print(os.environ['TORCHELASTIC_USE_AGENT_STORE'])\n");
+  auto run = ddprun({"bind.py"});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(run.out, "False\n");
+  const std::string fails_once =
+      "echo x >> tries; test $(wc -l < tries) = 2 || { echo Address already in use >&2; exit 1; }";
+  run = sh({}, fails_once);
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("somebody else took MASTER_PORT"));
+  runner.environment.erase("TORCH_DISABLE_SHARE_RDZV_TCP_STORE");
+  runner.write("tries", "");
+  EXPECT_EQ(sh({}, fails_once).code, 1);  // not our race: no second chance
+}
+
 TEST_F(Flags, PortRange) {
   const auto run = sh({"--port-range=23100-23900"}, "echo $MASTER_PORT");
   EXPECT_EQ(run.code, 0) << run.err;
@@ -389,6 +409,17 @@ TEST_F(Flags, SignalsToForwardLetTheJobGoOn) {
   EXPECT_EQ(end.code, 0) << end.err;
   EXPECT_THAT(end.lines(), ElementsAre("got 0", "got 1", "up 0", "up 1"));
   refused({"--signals-to-forward=SIGTERM"}, "stands in --signals-to-handle too");
+}
+
+TEST_F(Flags, SignalWhileWaitingForNodesEndsAtOnce) {
+  HeldPort port;
+  auto run = runner.start({"ddprun", "--nnodes=2", "--rdzv-backend=c10d",
+                           "--rdzv-endpoint=127.0.0.1:" + std::to_string(port.release()), "--no-python", "true"});
+  ASSERT_TRUE(run.wait_for("hosting the rendezvous"));
+  run.signal(SIGTERM);
+  const auto end = run.wait();
+  EXPECT_EQ(end.code, 128 + SIGTERM);
+  EXPECT_LT(end.lasted, std::chrono::seconds(20));
 }
 
 TEST_F(Flags, SecondInterruptEndsAtOnce) {
