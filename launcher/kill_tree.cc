@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -138,18 +137,25 @@ std::vector<pid_t> find_children(const std::string& proc_root, pid_t parent) {
   return children;
 }
 
+bool shows_no_environment(const std::string& proc_root, pid_t pid) {
+  return read_small_file(proc_root + "/" + std::to_string(pid) + "/environ").empty();
+}
+
 void kill_cgroup(const std::string& folder) {
-  const UniqueFd fd(::open((folder + "/cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC));
-  if (fd && ::write(fd.get(), "1", 1) == 1) return;
-  // Before Linux 5.14: one by one, until none is left.
-  for (int round = 0; round < 50; ++round) {
+  bool told = false;
+  {
+    const UniqueFd fd(::open((folder + "/cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC));
+    told = fd && ::write(fd.get(), "1", 1) == 1;
+  }
+  for (int round = 0; round < 1000; ++round) {
     const std::string text = read_small_file(folder + "/cgroup.procs");
     const auto members = words(text);
     if (members.empty()) return;
     for (const auto word : members) {
-      if (const auto pid = to_pid(word)) ::kill(*pid, SIGKILL);
+      const auto pid = to_pid(word);
+      if (!told && pid) ::kill(*pid, SIGKILL);  // before Linux 5.14: one by one
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
@@ -160,7 +166,7 @@ void remove_cgroup_folder(const std::string& folder) {
   }
 }
 
-std::optional<std::string> make_cgroup(const std::string& proc_root, const std::string& cgroup_root,
+std::vector<std::string> cgroup_places(const std::string& proc_root, const std::string& cgroup_root,
                                        const std::string& name) {
   std::string own;
   const std::string text = read_small_file(proc_root + "/self/cgroup");
@@ -170,13 +176,13 @@ std::optional<std::string> make_cgroup(const std::string& proc_root, const std::
     if (line.rfind("0::", 0) == 0) own = line.substr(3);
     at = end + 1;
   }
-  if (own.empty()) return std::nullopt;
+  std::vector<std::string> places;
+  if (own.empty()) return places;
   for (const std::string& root : {cgroup_root, cgroup_root + "/unified"}) {
     if (::access((root + "/cgroup.controllers").c_str(), F_OK) != 0) continue;
-    const std::string folder = root + (own == "/" ? "" : own) + "/" + name;
-    if (::mkdir(folder.c_str(), 0755) == 0) return folder;
+    places.push_back(root + (own == "/" ? "" : own) + "/" + name);
   }
-  return std::nullopt;
+  return places;
 }
 
 }  // namespace ddprun::launcher

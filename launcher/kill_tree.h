@@ -37,14 +37,17 @@ std::vector<pid_t> find_processes(const std::string& proc_root, const std::set<p
 // process's stat.
 std::vector<pid_t> find_children(const std::string& proc_root, pid_t parent);
 
-// Version 2 control groups: kills all in it at once. Best effort.
+// No initial environment can be read: it was started with an empty one, is in the middle of an exec, or is dying.
+bool shows_no_environment(const std::string& proc_root, pid_t pid);
+
+// Version 2 control groups: kills all in it at once and waits up to 1 s until they are dead. Best effort.
 void kill_cgroup(const std::string& folder);
 // Removes the emptied group; waits up to 1 s for its last members to go.
 void remove_cgroup_folder(const std::string& folder);
 
-// Our own version 2 control group's folder, if a child group can be made there: its path. `cgroup_root` is searched for
-// the unified hierarchy (the root itself, or `unified` in it).
-std::optional<std::string> make_cgroup(const std::string& proc_root, const std::string& cgroup_root,
+// Where a child of our own version 2 control group could be made: `name` in each place where the unified hierarchy may
+// be mounted (`cgroup_root` itself, or `unified` in it). Nothing is made yet; mkdir tells whether it may be.
+std::vector<std::string> cgroup_places(const std::string& proc_root, const std::string& cgroup_root,
                                        const std::string& name);
 
 }  // namespace ddprun::launcher

@@ -109,16 +109,25 @@ Result<AttemptFolder> LogTree::begin_attempt(std::int64_t restart_count, Round r
     const char* const from_environment = ::getenv("TMPDIR");
     const std::string parent =
         from_environment != nullptr && *from_environment != '\0' ? from_environment : std::string("/tmp");
-    std::string pattern = parent + "/ddprun_XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) {
+    // The guard is told first, so that a kill in between leaves nothing behind.
+    int error = EEXIST;
+    for (int again = 0; root_.empty() && error == EEXIST && again < 100; ++again) {
+      const std::string path = parent + "/ddprun_" + random_suffix();
+      if (guard_ && temporary_) guard_->add_folder(path);
+      if (::mkdir(path.c_str(), 0700) == 0) {
+        root_ = path;
+      } else {
+        error = errno;
+        if (guard_ && temporary_) guard_->remove_folder(path);
+      }
+    }
+    if (root_.empty()) {
       // Only error files would be there: the job can run without.
       log_warning("no error files of workers in the report: cannot make a folder in {}: {}", parent,
-                  std::error_code(errno, std::generic_category()).message());
+                  std::error_code(error, std::generic_category()).message());
       disabled_ = true;
       return attempt;
     }
-    root_ = pattern;
-    if (guard_ && temporary_) guard_->add_folder(root_);
   }
   const std::string base = root_ + "/attempt_" + std::to_string(restart_count);
   std::string path = base;

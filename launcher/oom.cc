@@ -67,8 +67,14 @@ OomWatch::Group OomWatch::locate(const std::string& pid) const {
     } else if (controllers == ",,") {
       v2.name = path;
       v2.v2 = true;
-      for (const auto& folder : {cgroup_root_ + tail, cgroup_root_ + "/unified" + tail, cgroup_root_}) {
-        if (v2.folder.empty() && exists(folder + "/memory.events")) v2.folder = folder;
+      // The group itself need not have the memory controller (ours for the workers has not): the nearest that has.
+      for (std::string up = tail; v2.folder.empty(); up.erase(up.rfind('/'))) {
+        for (const auto& folder : {cgroup_root_ + up, cgroup_root_ + "/unified" + up}) {
+          if (!v2.folder.empty() || !exists(folder + "/memory.events")) continue;
+          v2.folder = folder;
+          v2.name = up.empty() ? "/" : up;
+        }
+        if (up.empty()) break;
       }
     }
   }

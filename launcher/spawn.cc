@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "launcher/clone_child.h"
 #include "launcher/process.h"
 
 // Boost-free half of process.h: signals, exit status, spawn().
@@ -225,7 +226,8 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_BLOCK, &all, &before);
-  const pid_t pid = ::clone(run_child, stack.data() + stack.size(), CLONE_VM | CLONE_VFORK | SIGCHLD, &plan);
+  const pid_t pid =
+      clone_child(run_child, &plan, stack.data(), stack.size() * sizeof(std::max_align_t), spec.cgroup_fd);
   const int clone_error = errno;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 

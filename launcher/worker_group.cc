@@ -122,6 +122,8 @@ class WorkerGroupState : public std::enable_shared_from_this<WorkerGroupState> {
  private:
   Result<void> start_one(WorkerSpec spec, const AttemptFolder& folder, const AttemptStdio& attempt);
   void kill_all_now();
+  void renew_cgroup();
+  void drop_cgroup();
   void watch(const std::shared_ptr<Worker>& worker);
   void ended(std::shared_ptr<Worker> worker, bool killed_now);
   void send(Worker& worker, int signal);
@@ -151,7 +153,7 @@ class WorkerGroupState : public std::enable_shared_from_this<WorkerGroupState> {
   std::size_t alive_ = 0;
   std::set<std::string> escaped_from_;
   std::set<pid_t> sessions_;  // leaders of this attempt
-  std::string cgroup_;        // of this attempt; "" = none
+  std::string cgroup_;        // the workers' own control group; "" = none
   UniqueFd cgroup_fd_;
   std::vector<WorkerExit> exits_;
   std::size_t next_unreported_ = 0;
@@ -207,6 +209,7 @@ Result<void> WorkerGroupState::start(std::vector<WorkerSpec> specs) {
   auto stdio = AttemptStdio::make(options_, hub_, folder);
   if (!stdio) return std::move(stdio).error();
   if (options_.guard) options_.guard->expect_workers();
+  renew_cgroup();
   for (WorkerSpec& spec : specs) {
     const LocalRank rank = spec.env.local_rank;
     auto started = start_one(std::move(spec), folder, *stdio);
@@ -217,6 +220,32 @@ Result<void> WorkerGroupState::start(std::vector<WorkerSpec> specs) {
     }
   }
   return {};
+}
+
+// Where none can be made (no right, no version 2 hierarchy) the other ways have to do. A new one each time: a group
+// that was once told to kill also kills what is started in it later (seen with clone3 on Linux 6.18).
+void WorkerGroupState::renew_cgroup() {
+  drop_cgroup();
+  if (!options_.use_cgroup) return;
+  const std::string name = "ddprun-" + make_job_token().substr(sizeof "DDPRUN_JOB_TOKEN");
+  for (const auto& place : cgroup_places(options_.proc_root, options_.cgroup_root, name)) {
+    if (options_.guard) options_.guard->add_cgroup(place);  // first, so that it is not left behind
+    if (::mkdir(place.c_str(), 0755) == 0) {
+      cgroup_ = place;
+      cgroup_fd_.reset(::open(cgroup_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      return;
+    }
+    if (options_.guard) options_.guard->remove_cgroup(place);
+  }
+  options_.use_cgroup = false;
+}
+
+void WorkerGroupState::drop_cgroup() {
+  if (cgroup_.empty()) return;
+  cgroup_fd_.reset();
+  remove_cgroup_folder(cgroup_);
+  if (options_.guard) options_.guard->remove_cgroup(cgroup_);
+  cgroup_.clear();
 }
 
 Result<void> WorkerGroupState::start_one(WorkerSpec spec, const AttemptFolder& folder, const AttemptStdio& attempt) {
@@ -288,6 +317,11 @@ void WorkerGroupState::ended(std::shared_ptr<Worker> worker, bool killed_now) {
       status.signal = info.si_status;
     }
     worker->memory = memory_.judge(worker->pid, status);
+    if (worker->memory.out_of_memory) {
+      const std::string& detail = worker->memory.detail;
+      log_warning("rank {} was killed by the kernel because memory ran out{}{}", worker->env.rank.value,
+                  detail.empty() ? "" : ": ", detail);
+    }
   }
   exit.status = worker->child->reap();
   exit.local_rank = worker->env.local_rank;
@@ -493,6 +527,7 @@ void WorkerGroupState::kill_escaped() {
 // After the last worker: everything that it left, also what left its session (an orphan of ours then).
 void WorkerGroupState::sweep_all() {
   sweep_timer_.cancel();
+  if (!cgroup_.empty()) kill_cgroup(cgroup_);
   const pid_t self = ::getpid();
   for (int round = 0; round < 200; ++round) {
     bool found = false;
@@ -502,7 +537,14 @@ void WorkerGroupState::sweep_all() {
       const auto stat = read_process_stat(options_.proc_root, pid);
       if (!stat) continue;
       const bool ours = sessions_.count(stat->session) != 0 || has_environment(options_.proc_root, pid, token_);
-      if (!ours && stat->state != 'Z') continue;
+      if (!ours && stat->state != 'Z') {
+        // In the middle of an exec, or dying: look again, but not for ever (it may have been started without one).
+        if (round < 20 && shows_no_environment(options_.proc_root, pid)) {
+          found = true;
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        continue;
+      }
       if (stat->state != 'Z') ::kill(pid, SIGKILL);
       // It is dead in a moment; its own children come to us then, so look again.
       found = true;
@@ -538,6 +580,7 @@ void WorkerGroupState::wait_for_window_signal() {
 void WorkerGroupState::shut() {
   kill_all_now();
   hub_.wait_until_ended(std::chrono::seconds(5));
+  drop_cgroup();
   gone_ = true;
   boost::system::error_code ignored;
   child_signals_.cancel(ignored);

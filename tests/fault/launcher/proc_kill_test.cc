@@ -31,6 +31,19 @@ std::set<std::string> shared_memory() {
   return names;
 }
 
+// Control groups that a launcher made in ours.
+std::set<std::string> control_groups() {
+  std::set<std::string> names;
+  std::error_code ignored;
+  for (const auto& place : cgroup_places("/proc", "/sys/fs/cgroup", "")) {
+    for (const auto& entry : std::filesystem::directory_iterator(place, ignored)) {
+      const std::string name = entry.path().filename().string();
+      if (name.rfind("ddprun-", 0) == 0) names.insert(name);
+    }
+  }
+  return names;
+}
+
 // One launcher with a temporary folder of its own; all that it starts carries our tag.
 class Job {
  public:
@@ -209,26 +222,38 @@ TEST(Soak, NothingStaysBehind) {
                  script};
     }
     Job job(command);
+    const pid_t launcher_pid = job.pid();
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
     const int signals[] = {SIGKILL, SIGTERM, SIGINT};
     const int signal = signals[random() % 3];
     const bool hit_worker = random() % 2 == 0;
     pid_t victim = job.pid();
     if (hit_worker) {
-      const auto children = find_children("/proc", job.pid());
+      auto children = find_children("/proc", job.pid());
+      std::erase_if(children, [](pid_t pid) {  // the guard has a test of its own
+        return read_file("/proc/" + std::to_string(pid) + "/comm") == "ddprun-guard\n";
+      });
       if (!children.empty()) victim = children[random() % children.size()];
     }
     ::kill(victim, signal);
     SCOPED_TRACE("run " + std::to_string(i) + " seed " + std::to_string(seed) + ": " + workers + " x '" + script +
                  "', signal " + std::to_string(signal) + " to " + (victim == job.pid() ? "the launcher" : "a child"));
     if (victim != job.pid()) {
-      // A worker that only lives on, or the guard, was hit: end the job from outside.
+      // The job may live on (the signal was ignored): end it from outside.
       std::this_thread::sleep_for(milliseconds(random() % 30));
       ::kill(job.pid(), SIGTERM);
     }
     job.wait();
     EXPECT_TRUE(eventually([&] { return job.left().empty(); }, std::chrono::seconds(20))) << job.describe_left();
     EXPECT_TRUE(eventually([&] { return job.temporary_folder_empty(); }, std::chrono::seconds(20)));
+    const std::string group = "ddprun-" + std::to_string(launcher_pid) + ".";
+    EXPECT_TRUE(eventually(
+        [&] {
+          const auto groups = control_groups();
+          return std::none_of(groups.begin(), groups.end(),
+                              [&group](const std::string& name) { return name.rfind(group, 0) == 0; });
+        },
+        std::chrono::seconds(20)));
     if (HasFailure()) break;
   }
   EXPECT_EQ(shared_memory(), shared_before);

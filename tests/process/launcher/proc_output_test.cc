@@ -216,6 +216,7 @@ TEST(Output, ConsoleThatTakesNothingIsGivenUpAtTheEnd) {
 
 TEST(Output, PipeHeldByAnEscapedProcessDoesNotHoldUpTheEnd) {
   Harness harness;
+  harness.options.use_cgroup = false;
   auto group = harness.make();
   // It leaves the session and hides its environment: nothing of ours finds it as a worker's.
   ASSERT_TRUE(

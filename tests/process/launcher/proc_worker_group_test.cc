@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <set>
 
 #include "common/task_group.h"
+#include "launcher/kill_tree.h"
 #include "tests/support/proc_support.h"
 
 namespace asio = boost::asio;
@@ -14,6 +17,18 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+
+std::set<std::string> cgroup_folders() {
+  std::set<std::string> names;
+  std::error_code ignored;
+  for (const char* root : {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}) {
+    for (const auto& entry : std::filesystem::directory_iterator(root, ignored)) {
+      const std::string name = entry.path().filename().string();
+      if (name.rfind("ddprun-" + std::to_string(::getpid()) + ".", 0) == 0) names.insert(name);
+    }
+  }
+  return names;
+}
 
 TEST(WorkerGroup, PassesOutputThroughAndReportsExits) {
   Harness harness;
@@ -201,6 +216,28 @@ TEST(WorkerGroup, RecorderOutlivesItsWorker) {
   char text[6] = {};
   ASSERT_EQ(::pread(group->recorder_fd(LocalRank(0)), text, 5, 0), 5);
   EXPECT_STREQ(text, "hello");
+}
+
+// A child that leaves the session and hides its environment: only a control group still knows it.
+TEST(WorkerGroup, ControlGroupEndsWhatHides) {
+  Harness harness;
+  const auto places = cgroup_places("/proc", harness.options.cgroup_root, "ddprun-probe-" + std::to_string(::getpid()));
+  const bool possible = std::any_of(places.begin(), places.end(), [](const std::string& place) {
+    return ::mkdir(place.c_str(), 0755) == 0 && ::rmdir(place.c_str()) == 0;
+  });
+  if (!possible) GTEST_SKIP() << "no control group can be made here";
+  const auto before = cgroup_folders();
+  auto group = harness.make();
+  ASSERT_TRUE(
+      group->start(harness.workers("setsid env -i /bin/sh -c 'echo $$ >'$T'/pid; exec sleep 600' & "
+                                   "while [ ! -s $T/pid ]; do sleep 0.01; done; grep -c ddprun- /proc/self/cgroup",
+                                   1)));
+  finish(harness, *group);
+  EXPECT_TRUE(is_dead(std::stoi(read_file(harness.folder / "pid"))));
+  EXPECT_EQ(harness.console_out(), "1\n");
+  EXPECT_EQ(cgroup_folders().size(), before.size() + 1);
+  group.reset();
+  EXPECT_EQ(cgroup_folders(), before);
 }
 
 TEST(WorkerGroup, DestructionEndsEverything) {
