@@ -79,6 +79,8 @@ class Communicator {
   virtual std::string description() const = 0;  // "shm 4 ranks", for logs and bench
   // Some ranks are on other hosts: then compression of gradients can pay.
   virtual bool crosses_hosts() const = 0;
+  // allocate() gives memory of a device; collectives take device and host memory then.
+  virtual bool device_memory() const = 0;
 
   // In place over `data`, which must stay alive and untouched until wait().
   virtual Work all_reduce(Block data, Reduce op) = 0;

@@ -57,6 +57,13 @@ class HierarchicalTransport final : public Transport {
     if (ring_ != nullptr) ring_->abort(reason);
   }
 
+  std::optional<Error> news() override {
+    auto told = group_->news();
+    if (!told && ring_ != nullptr) told = ring_->news();
+    if (told) return spread(*told);
+    return std::nullopt;
+  }
+
   Result<void> run(Operation& op) override {
     if (auto told = group_->verdict()) return spread(*told);
     Result<void> ok = run_here(op);

@@ -272,6 +272,12 @@ void QueuedCommunicator::abort(const std::string& reason) {
   core_->transport->abort(reason);
 }
 
+std::optional<Error> QueuedCommunicator::news() {
+  std::lock_guard lock(core_->mutex);
+  if (core_->failure.has_value() || core_->running) return core_->failure;
+  return core_->transport->news();
+}
+
 void QueuedCommunicator::set_timeout(std::chrono::milliseconds timeout) {
   std::lock_guard lock(core_->mutex);
   core_->options.timeout = timeout;

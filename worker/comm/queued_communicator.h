@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "common/flight_recorder.h"
@@ -28,6 +29,7 @@ class QueuedCommunicator final : public Communicator {
   int world_size() const override;
   std::string description() const override;
   bool crosses_hosts() const override;
+  bool device_memory() const override { return false; }
   Work all_reduce(Block data, Reduce op) override;
   Work broadcast(Block data, int root) override;
   Work all_gather(Block mine, Block all) override;
@@ -38,6 +40,10 @@ class QueuedCommunicator final : public Communicator {
   void set_timeout(std::chrono::milliseconds timeout) override;
   std::uint64_t sequence() const override;
   std::uint64_t dropped_handles() const override;
+
+  // A failure that is known by now, without waiting: ours, another rank's verdict, a dead peer. Not while a collective
+  // runs in another thread.
+  std::optional<Error> news();
 
  private:
   struct Core;

@@ -17,6 +17,12 @@ class SelfTransport final : public Transport {
   bool crosses_hosts() const override { return false; }
   bool usable_here() const override { return true; }
 
+  std::optional<Error> news() override {
+    std::lock_guard lock(mutex_);
+    if (!reason_.has_value()) return std::nullopt;
+    return Error(Errc::cancelled, "aborted: " + *reason_);
+  }
+
   Result<void> run(Operation& op) override {
     {
       std::lock_guard lock(mutex_);

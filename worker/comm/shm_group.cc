@@ -309,6 +309,21 @@ std::optional<Error> ShmGroup::verdict() const {
   return Error(static_cast<Errc>(control.code), control.text);
 }
 
+std::optional<Error> ShmGroup::news() {
+  if (auto told = verdict()) return told;
+  const TimePoint now = SteadyClock::now();
+  if (now < next_look_) return std::nullopt;
+  next_look_ = now + kSlice;
+  for (int p = 0; p < size_; ++p) {
+    const ShmMember& member = members_[static_cast<std::size_t>(p)];
+    pollfd ended{member.pidfd.get(), POLLIN, 0};
+    if (p == local_rank_ || area(p).left.load(std::memory_order_acquire) != 0 || ::poll(&ended, 1, 0) <= 0) continue;
+    return fail(Error(Errc::peer_closed, fmt::format("rank {} died (process {} ended); missing ranks: {}", member.rank,
+                                                     member.pid, member.rank)));
+  }
+  return std::nullopt;
+}
+
 Result<std::byte*> ShmGroup::allocate(Operation& op) {
   Result<void> together = arrive(op);
   if (!together) return together.error();

@@ -68,6 +68,8 @@ class ShmGroup {
   std::optional<Error> verdict() const;
   bool usable_here() const { return fork_mark_.here(); }
 
+  // A verdict, or a peer that has died (not one that has only left), without waiting.
+  std::optional<Error> news();
   // Called about every 20 ms while waiting, for news from outside the group.
   void set_watch(std::function<std::optional<Error>()> watch) { watch_ = std::move(watch); }
   // Added to the deadline in step(): a rank that has arrived may itself wait for another host, and will tell what it
@@ -110,6 +112,7 @@ class ShmGroup {
   ForkMark fork_mark_;
   std::function<std::optional<Error>()> watch_;
   Duration grace_{0};
+  TimePoint next_look_{};  // news(): at most once in 20 ms
 };
 
 }  // namespace ddprun::comm

@@ -38,6 +38,7 @@ class ShmTransport final : public Transport {
   bool crosses_hosts() const override { return false; }
   bool usable_here() const override { return group_->usable_here(); }
   void abort(const std::string& reason) override { group_->abort(reason); }
+  std::optional<Error> news() override { return group_->news(); }
 
   Result<void> run(Operation& op) override {
     if (auto told = group_->verdict()) return *told;

@@ -20,6 +20,7 @@ class TcpTransport final : public Transport {
   bool crosses_hosts() const override { return true; }
   bool usable_here() const override { return ring_->usable_here(); }
   void abort(const std::string& reason) override { ring_->abort(reason); }
+  std::optional<Error> news() override { return ring_->news(); }
 
   Result<void> run(Operation& op) override {
     if (auto told = ring_->news()) return *told;

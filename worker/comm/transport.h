@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 #include "common/result.h"
@@ -24,6 +25,8 @@ class Transport {
   virtual Result<void> run(Operation& op) = 0;
   // Any thread; wakes run() here and on the other ranks. Only the first reason counts.
   virtual void abort(const std::string& reason) = 0;
+  // Between operations: a verdict or a dead peer that is known by now.
+  virtual std::optional<Error> news() = 0;
   // False in a child of fork(): the connections belong to the parent.
   virtual bool usable_here() const = 0;
 };

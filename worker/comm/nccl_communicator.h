@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "common/flight_recorder.h"
+#include "worker/comm/communicator.h"
+#include "worker/comm/key_value.h"
+#include "worker/comm/nccl_api.h"
+#include "worker/comm/queued_communicator.h"
+#include "worker/cuda/device_api.h"
+
+namespace ddprun::comm {
+
+struct NcclSetup {
+  NcclApi* nccl = nullptr;
+  cuda::DeviceApi* device = nullptr;
+  cuda::StreamHandle compute = nullptr;        // produced and will consume the data
+  cuda::StreamHandle communication = nullptr;  // NCCL runs here
+  int rank = 0;
+  int world_size = 1;
+  std::chrono::milliseconds timeout{30'000};
+  std::shared_ptr<FlightWriter> recorder;  // may be null
+};
+
+// The root of a communicator is rank 0: it makes the id and sets `key`; the others wait for it. The id lives as long as
+// the root's process. Errors: timed_out naming the root; NCCL's as nccl_error().
+Result<NcclUniqueId> exchange_unique_id(NcclApi& nccl, KeyValue& store, const std::string& key, int rank,
+                                        TimePoint deadline);
+
+// Rank, call, NCCL's status and last-error text, and what to do about it.
+Error nccl_error(NcclApi& nccl, NcclComm comm, int rank, const std::string& call, int status);
+
+// Collectives on device memory by NCCL. Host memory and barriers go through `host`, which also tells of dead peers
+// while NCCL would wait, and who is missing (or in another collective) when NCCL has not ended by the deadline.
+// Initialisation, every call and every wait are polled against a deadline; on expiry NCCL's communicator is aborted.
+Result<std::unique_ptr<Communicator>> make_nccl_communicator(const NcclSetup& setup, const NcclUniqueId& id,
+                                                             std::unique_ptr<QueuedCommunicator> host,
+                                                             TimePoint deadline);
+
+}  // namespace ddprun::comm
