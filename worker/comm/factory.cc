@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -11,10 +12,12 @@
 #include "common/tcp.h"
 #include "worker/comm/hierarchical_transport.h"
 #include "worker/comm/key_value.h"
+#include "worker/comm/nccl_communicator.h"
 #include "worker/comm/queued_communicator.h"
 #include "worker/comm/self_transport.h"
 #include "worker/comm/shm_transport.h"
 #include "worker/comm/tcp_transport.h"
+#include "worker/cuda/backend.h"
 
 namespace ddprun::comm {
 namespace {
@@ -134,21 +137,67 @@ Result<Backend> parse_backend(std::string_view text) {
   return Error(Errc::invalid_argument, fmt::format("backend \"{}\" is not known: auto, nccl or cpu", text));
 }
 
-Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options) {
-  if (options.backend == Backend::nccl) {
-    return Error(Errc::invalid_argument, "backend nccl: this build of ddprun has no CUDA backend; use backend cpu");
+namespace {
+
+// Whether this process has a GPU to use, without loading CUDA where there is no driver.
+Result<cuda::DeviceBackend*> find_gpu(const CommOptions& options) {
+  if (options.backend == Backend::cpu) return nullptr;
+  const bool must = options.backend == Backend::nccl;
+  if (!must && ::access("/dev/nvidiactl", F_OK) != 0) return nullptr;
+  auto backend = cuda::load_backend();
+  if (!backend) {
+    if (must) return backend.error().with_context("backend nccl");
+    return nullptr;
   }
+  auto count = (*backend)->device_count();
+  if (count && *count > 0) return *backend;
+  if (!must) return nullptr;
+  if (!count) return count.error().with_context("backend nccl");
+  return Error(Errc::not_found, "backend nccl: this host has no GPU; use backend cpu");
+}
+
+Result<std::unique_ptr<Communicator>> add_nccl(const WorkerEnv& env, const CommOptions& options,
+                                               cuda::DeviceBackend& backend, std::shared_ptr<FlightWriter> recorder,
+                                               std::unique_ptr<QueuedCommunicator> host) {
+  const TimePoint deadline = SteadyClock::now() + options.connect_timeout;
+  auto device = backend.open(static_cast<int>(env.rank.value), static_cast<int>(env.local_rank.value));
+  if (!device) return device.error();
+  auto store = connect_store(env.master, deadline);
+  if (!store) return store.error();
+  auto id = exchange_unique_id(backend.nccl(), **store, key(env, options, "nccl"), static_cast<int>(env.rank.value),
+                               deadline);
+  if (!id) return id.error();
+  NcclSetup setup;
+  setup.nccl = &backend.nccl();
+  setup.device = &(*device)->api();
+  setup.compute = options.compute_stream != nullptr ? options.compute_stream : (*device)->compute();
+  setup.communication = (*device)->communication();
+  setup.rank = static_cast<int>(env.rank.value);
+  setup.world_size = static_cast<int>(env.world_size);
+  setup.timeout = options.timeout;
+  setup.recorder = std::move(recorder);
+  return make_nccl_communicator(setup, *id, std::move(host), deadline);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options) {
+  auto gpu = find_gpu(options);
+  if (!gpu) return gpu.error();
+  const bool use_nccl = *gpu != nullptr && env.world_size > 1;
   auto transport = connect(env, options);
   if (!transport) return transport.error();
   auto recorder = FlightWriter::attach(env.recorder_fd, static_cast<int>(env.rank.value),
                                        static_cast<int>(env.world_size), static_cast<int>(env.restart_count));
   if (!recorder) return recorder.error();
+  std::shared_ptr<FlightWriter> writer = std::move(recorder).value();
   QueuedCommunicator::Options queue;
   queue.timeout = options.timeout;
-  queue.progress_thread = wants_progress_thread(env, options.progress);
-  queue.recorder = std::move(recorder).value();
-  return std::unique_ptr<Communicator>(
-      std::make_unique<QueuedCommunicator>(std::move(transport).value(), std::move(queue)));
+  queue.progress_thread = !use_nccl && wants_progress_thread(env, options.progress);
+  if (!use_nccl) queue.recorder = writer;
+  auto host = std::make_unique<QueuedCommunicator>(std::move(transport).value(), std::move(queue));
+  if (!use_nccl) return std::unique_ptr<Communicator>(std::move(host));
+  return add_nccl(env, options, **gpu, std::move(writer), std::move(host));
 }
 
 }  // namespace ddprun::comm

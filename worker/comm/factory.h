@@ -31,7 +31,8 @@ struct CommOptions {
   std::string address;      // our address for ranks on other hosts; "": the one on the way to MASTER_ADDR
   // Tells several communicators of one attempt apart; the same on every rank. "" for the first.
   std::string name;
-  // NCCL: a cudaStream_t that produced and will consume the data; nullptr = the legacy default stream.
+  // NCCL: a cudaStream_t that produced and will consume the data; nullptr = the compute stream of this process's
+  // device.
   void* compute_stream = nullptr;
 };
 

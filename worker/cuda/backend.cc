@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "worker/cuda/device_api_real.h"
+#include "worker/cuda/nccl_api_real.h"
 #include "worker/kernels/cuda_kernels.h"
 
 namespace ddprun::cuda {
@@ -40,6 +41,8 @@ class Backend final : public DeviceBackend {
     return context_.get();
   }
 
+  comm::NcclApi& nccl() override { return *nccl_; }
+
   Result<std::unique_ptr<engine::Kernels>> make_kernels(engine::DType precision, bool tf32) override {
     if (!context_) return Error(Errc::invalid_argument, "CUDA kernels were asked for before a device was opened");
     return engine::make_cuda_kernels(*context_, {precision, tf32});
@@ -47,6 +50,7 @@ class Backend final : public DeviceBackend {
 
  private:
   std::unique_ptr<DeviceApi> api_ = make_device_api();
+  std::unique_ptr<comm::NcclApi> nccl_ = make_nccl_api();
   std::unique_ptr<DeviceContext> context_;
 };
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/result.h"
+#include "worker/comm/nccl_api.h"
 #include "worker/cuda/device_context.h"
 #include "worker/kernels/kernels.h"
 
@@ -20,6 +21,7 @@ class DeviceBackend {
   virtual Result<int> device_count() = 0;
   // Opens LOCAL_RANK's device, before any other CUDA call of this process; once. Errors: as DeviceContext::open.
   virtual Result<DeviceContext*> open(int rank, int local_rank) = 0;
+  virtual comm::NcclApi& nccl() = 0;  // works before open(); no device is touched by its unique ids
   // After open(). tf32: f32 products on tensor cores. Errors: as make_cuda_kernels.
   virtual Result<std::unique_ptr<engine::Kernels>> make_kernels(engine::DType precision, bool tf32) = 0;
 };

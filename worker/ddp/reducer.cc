@@ -54,6 +54,11 @@ Result<void> Reducer::build(std::vector<ParamId> ready_order, const ReducerOptio
   Result<void> same = check_same_model(communicator_, parameters_, buckets_);
   if (!same) return same;
 
+  if (communicator_.device_memory() && options.compression != "none") {
+    return Error(Errc::invalid_argument,
+                 fmt::format("compression {} works on CPU memory only; use compression none with backend nccl",
+                             options.compression));
+  }
   const bool compress = options.force_compression || communicator_.crosses_hosts();
   auto hook = make_hook(compress ? options.compression : "none");
   if (!hook) return hook.error();

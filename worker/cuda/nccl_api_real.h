@@ -1,0 +1,12 @@
+#pragma once
+
+#include <memory>
+
+#include "worker/comm/nccl_api.h"
+
+namespace ddprun::cuda {
+
+// The installed NCCL. Only inside libddprun_cuda.so.
+std::unique_ptr<comm::NcclApi> make_nccl_api();
+
+}  // namespace ddprun::cuda
