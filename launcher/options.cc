@@ -133,6 +133,15 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
                                            port_given ? "" : "; give --master-port as well to choose both"));
       }
     }
+    if (!out.local_addr.empty()) {
+      out.warnings.push_back(fmt::format("{} is not used: a job of one node without an endpoint is on 127.0.0.1 only",
+                                         parsed.source("local-addr")));
+      out.local_addr.clear();
+    }
+    if (parsed.integer("node-rank") != 0) {
+      out.warnings.push_back(fmt::format("{}={} is not used: there is one node only", parsed.source("node-rank"),
+                                         parsed.integer("node-rank")));
+    }
   } else if (backend == "static") {
     out.backend = RdzvBackend::static_;
     out.nnodes_min = out.nnodes_max;  // static needs all of them

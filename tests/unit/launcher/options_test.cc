@@ -104,6 +104,9 @@ TEST(LaunchOptions, StandaloneWinsOverRendezvousOptions) {
   EXPECT_THAT(options.warnings, ElementsAre(HasSubstr("--rdzv-endpoint is not used")));
   EXPECT_THAT(problem({"--standalone", "--nnodes=2", "train.py"}), HasSubstr("--standalone is a job of one node"));
   EXPECT_EQ(good({"--standalone", "--nnodes=1:3", "train.py"}).nnodes_max, 1);
+  EXPECT_THAT(good({"--local-addr=10.0.0.1", "--node-rank=1", "x"}).warnings,
+              ElementsAre(HasSubstr("--local-addr is not used"), HasSubstr("--node-rank=1 is not used")));
+  EXPECT_THAT(good({"x"}, {{"PET_NODE_RANK", "0"}}).warnings, IsEmpty());
 }
 
 TEST(LaunchOptions, WhichRendezvousACommandGets) {
