@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fnmatch.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/check.h"
@@ -74,6 +75,8 @@ Result<std::unique_ptr<ParameterStore>> ParameterStore::create(const Graph& grap
   return store;
 }
 
+ParameterStore::ParameterStore(Kernels& kernels) : kernels_(kernels) {}
+
 ParameterStore::~ParameterStore() {
   for (void* memory : {arena_, mirror_arena_, gradient_arena_}) {
     if (memory != nullptr) kernels_.release(memory);
@@ -89,6 +92,26 @@ std::optional<ParamId> ParameterStore::find(std::string_view name) const {
 void ParameterStore::set_gradient(ParamId id, void* gradient) {
   CHECK(parameters_[id.index].trainable, "gradient memory for a parameter that is not trained");
   parameters_[id.index].gradient = gradient;
+  chunks_.clear();
+}
+
+std::span<const UpdateChunk> ParameterStore::chunks() const {
+  constexpr std::size_t kChunk = 32768;
+  if (!chunks_.empty()) return chunks_;
+  for (const Parameter& p : parameters_) {
+    if (!p.trainable) continue;
+    CHECK(p.gradient != nullptr, "no gradient memory bound");
+    const std::size_t width = size_of(p.dtype);
+    for (std::size_t begin = 0; begin < p.count(); begin += kChunk) {
+      UpdateChunk chunk;
+      chunk.parameter = static_cast<char*>(p.data) + begin * width;
+      chunk.gradient = static_cast<char*>(p.gradient) + begin * width;
+      if (p.mirror != nullptr) chunk.low = static_cast<char*>(p.mirror) + begin * size_of(kernels_.activation_type());
+      chunk.count = static_cast<std::int64_t>(std::min(kChunk, p.count() - begin));
+      chunks_.push_back(chunk);
+    }
+  }
+  return chunks_;
 }
 
 void ParameterStore::allocate_gradients() {
@@ -98,6 +121,7 @@ void ParameterStore::allocate_gradients() {
     if (p.trainable && p.gradient == nullptr) bytes += padded(p.size_bytes());
   }
   gradient_arena_ = kernels_.allocate(bytes);
+  chunks_.clear();
   CHECK(gradient_arena_ != nullptr, "no memory for gradients");
   char* next = static_cast<char*>(gradient_arena_);
   for (Parameter& p : parameters_) {

@@ -16,6 +16,7 @@
 namespace ddprun::engine {
 
 class Kernels;
+struct UpdateChunk;
 
 struct Parameter {
   ParamId id;
@@ -67,18 +68,23 @@ class ParameterStore {
   // (a broadcast).
   void refresh_mirrors();
 
+  // All trainable parameters with their gradients in pieces of at most 32 Ki elements, the unit of work of one thread
+  // in an optimizer's pass. CHECKs that gradients are bound. Valid until the next set_gradient().
+  std::span<const UpdateChunk> chunks() const;
+
   std::size_t parameter_bytes() const { return arena_bytes_; }
   std::size_t gradient_bytes() const;
   std::int64_t trainable_count() const;  // elements
   Kernels& kernels() const { return kernels_; }
 
  private:
-  explicit ParameterStore(Kernels& kernels) : kernels_(kernels) {}
+  explicit ParameterStore(Kernels& kernels);
 
   Kernels& kernels_;
   std::vector<Parameter> parameters_;
   std::unordered_map<std::string, std::uint32_t> by_name_;
   std::vector<std::int64_t> counters_;
+  mutable std::vector<UpdateChunk> chunks_;  // made when first asked for
   void* arena_ = nullptr;
   void* mirror_arena_ = nullptr;
   void* gradient_arena_ = nullptr;

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "common/check.h"
-#include "worker/optim/chunks.h"
+#include "worker/kernels/kernels.h"
 
 namespace ddprun::optim {
 namespace {
@@ -17,7 +17,10 @@ using engine::UpdateChunk;
 class FlatOptimizer final : public Optimizer {
  public:
   FlatOptimizer(const OptimizerConfig& config, engine::ParameterStore& store)
-      : config_(config), store_(store), kernels_(store.kernels()), chunks_(parameter_chunks(store)) {}
+      : config_(config),
+        store_(store),
+        kernels_(store.kernels()),
+        chunks_(store.chunks().begin(), store.chunks().end()) {}
 
   ~FlatOptimizer() override {
     if (arena_ != nullptr) kernels_.release(arena_);
