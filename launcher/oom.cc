@@ -1,9 +1,12 @@
 #include "launcher/oom.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 #include <string_view>
@@ -45,8 +48,32 @@ std::string bytes_text(std::uint64_t bytes) {
   return fmt::format("{:.1f} KiB", value / kKiB);
 }
 
-OomWatch::OomWatch(std::string proc_root, std::string cgroup_root)
-    : proc_root_(std::move(proc_root)), cgroup_root_(std::move(cgroup_root)) {}
+OomWatch::OomWatch(std::string proc_root, std::string cgroup_root, std::string kernel_log)
+    : proc_root_(std::move(proc_root)), cgroup_root_(std::move(cgroup_root)), kernel_log_path_(std::move(kernel_log)) {}
+
+// Takes in what is new: "oom-kill:constraint=...,oom_memcg=/job,task_memcg=/job/x,task=python,pid=77,uid=0". The ids
+// are those of the first pid namespace: in another nothing matches, and the counters have to do.
+void OomWatch::read_kernel_log() {
+  if (!kernel_log_) return;
+  char record[8192];
+  while (true) {
+    const ssize_t n = ::read(kernel_log_.get(), record, sizeof record);
+    if (n < 0 && (errno == EPIPE || errno == EINTR)) continue;  // EPIPE: older records were overwritten
+    if (n <= 0) break;
+    kernel_log_rest_.append(record, static_cast<std::size_t>(n));
+  }
+  for (std::size_t end; (end = kernel_log_rest_.find('\n')) != std::string::npos; kernel_log_rest_.erase(0, end + 1)) {
+    const std::string line = kernel_log_rest_.substr(0, end);
+    const std::size_t pid_at = line.rfind(",pid=");
+    if (line.find("oom-kill:") == std::string::npos || pid_at == std::string::npos) continue;
+    const auto pid = static_cast<pid_t>(std::strtol(line.c_str() + pid_at + 5, nullptr, 10));
+    std::string group;
+    if (const std::size_t at = line.find("oom_memcg="); at != std::string::npos) {
+      group = line.substr(at + 10, line.find(',', at) - at - 10);
+    }
+    named_[pid] = group;
+  }
+}
 
 OomWatch::Group OomWatch::locate(const std::string& pid) const {
   std::istringstream lines(read_text(proc_root_ + "/" + pid + "/cgroup"));
@@ -114,6 +141,10 @@ void OomWatch::mark() {
   own_before_ = kills(own_).value_or(0);
   host_before_ = kills_of_host();
   attributed_ = 0;
+  named_.clear();
+  kernel_log_rest_.clear();
+  if (!kernel_log_) kernel_log_.reset(::open(kernel_log_path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (kernel_log_) ::lseek(kernel_log_.get(), 0, SEEK_END);
 }
 
 OomWatch::Verdict OomWatch::judge(pid_t pid, const ExitStatus& status) {
@@ -122,7 +153,20 @@ OomWatch::Verdict OomWatch::judge(pid_t pid, const ExitStatus& status) {
   const auto host_now = kills_of_host();
   // The host counts every kill: when its counter stands still nobody was killed for memory.
   if (host_before_ && host_now && *host_now <= *host_before_) return verdict;
-  const Group group = locate(std::to_string(pid));
+  read_kernel_log();
+  if (const auto found = named_.find(pid); found != named_.end()) {
+    ++attributed_;
+    verdict.out_of_memory = true;
+    Group group;
+    group.name = found->second;
+    group.v2 = own_.v2;
+    group.folder = cgroup_root_ + (own_.v2 ? "" : "/memory") + group.name;
+    verdict.detail = group.name.empty() ? "the host's memory" : limit_text(group);
+    return verdict;
+  }
+  Group group = locate(std::to_string(pid));
+  // Of a dead process version 1 tells only "/".
+  if (!own_.v2 && (group.folder.empty() || group.name == "/")) group = own_;
   const auto now = kills(group);
   if (now) {
     // A group of the worker's own has no count from before; the host's counter says that this one is fresh.

@@ -3,9 +3,11 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
+#include "common/unique_fd.h"
 #include "launcher/process.h"
 
 namespace ddprun::launcher {
@@ -14,7 +16,7 @@ namespace ddprun::launcher {
 // memory control group (v1 memory.oom_control, v2 memory.events) and of the whole host (/proc/vmstat).
 class OomWatch {
  public:
-  OomWatch(std::string proc_root, std::string cgroup_root);
+  OomWatch(std::string proc_root, std::string cgroup_root, std::string kernel_log = "/dev/kmsg");
 
   void mark();  // the counters as they are now, before the workers start
 
@@ -35,8 +37,12 @@ class OomWatch {
   std::optional<std::uint64_t> kills(const Group& group) const;
   std::optional<std::uint64_t> kills_of_host() const;
   std::string limit_text(const Group& group) const;
+  void read_kernel_log();
 
-  std::string proc_root_, cgroup_root_;
+  std::string proc_root_, cgroup_root_, kernel_log_path_;
+  UniqueFd kernel_log_;
+  std::string kernel_log_rest_;
+  std::map<pid_t, std::string> named_;  // killed for memory, by the kernel's log: control group whose limit it was
   Group own_;
   std::uint64_t own_before_ = 0;
   std::optional<std::uint64_t> host_before_;

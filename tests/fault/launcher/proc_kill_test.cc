@@ -187,6 +187,38 @@ TEST(Orphans, AreReapedWithoutTakingAWorkersStatus) {
   EXPECT_TRUE(job.left().empty()) << job.describe_left();
 }
 
+// As PID 1 of a container everything that is orphaned comes to the launcher.
+TEST(PidOne, ReapsOrphansAndKeepsStatuses) {
+  if (std::system("unshare --pid --fork --mount-proc true 2>/dev/null") != 0) {
+    GTEST_SKIP() << "no pid namespace can be made here";
+  }
+  const std::string script =
+      "for i in 1 2 3 4 5 6 7 8; do (setsid sh -c 'sleep 0.01' &); done; sleep 0.05; "
+      "while grep -q '^State:.Z' /proc/[0-9]*/status 2>/dev/null; do sleep 0.01; done; "
+      "[ $(cut -d' ' -f4 /proc/$$/stat) = 1 ] || exit 3; exit $((7 + RANK))";
+  Job job({"/usr/bin/unshare", "--pid", "--fork", "--mount-proc", "--kill-child", kMini, "1", script});
+  const int status = job.wait();
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 7) << job.output();
+  EXPECT_TRUE(job.left().empty()) << job.describe_left();
+}
+
+TEST(PidOne, TakesSigtermAsEveryLauncher) {
+  if (std::system("unshare --pid --fork --mount-proc true 2>/dev/null") != 0) {
+    GTEST_SKIP() << "no pid namespace can be made here";
+  }
+  Job job({"/usr/bin/unshare", "--pid", "--fork", "--mount-proc", "--kill-child", kMini, "2",
+           "trap 'echo saved >$T/saved$RANK; exit 0' TERM; : >$T/up$RANK; while :; do sleep 0.01; done"});
+  ASSERT_TRUE(eventually([&] { return job.exists("up0") && job.exists("up1"); }));
+  const auto inside = find_children("/proc", job.pid());
+  ASSERT_EQ(inside.size(), 1u);
+  ::kill(inside[0], SIGTERM);
+  const int status = job.wait();
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
+  EXPECT_TRUE(job.exists("saved0") && job.exists("saved1"));
+}
+
 // DDPRUN_SOAK_COUNT starts (default 30), each killed at a random moment in a random way.
 TEST(Soak, NothingStaysBehind) {
   const char* const wanted = ::getenv("DDPRUN_SOAK_COUNT");

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "common/task_group.h"
@@ -216,6 +217,43 @@ TEST(WorkerGroup, RecorderOutlivesItsWorker) {
   char text[6] = {};
   ASSERT_EQ(::pread(group->recorder_fd(LocalRank(0)), text, 5, 0), 5);
   EXPECT_STREQ(text, "hello");
+}
+
+// A memory control group (version 1) below ours, with a limit; gone with the object.
+struct MemoryLimit {
+  MemoryLimit() {
+    std::ifstream lines("/proc/self/cgroup");
+    for (std::string line; std::getline(lines, line);) {
+      const auto at = line.find(":memory:");
+      if (at == std::string::npos) continue;
+      const std::string own = line.substr(at + 8);
+      path = "/sys/fs/cgroup/memory" + (own == "/" ? "" : own) + "/ddprun-test-" + std::to_string(::getpid());
+    }
+    possible = !path.empty() && ::mkdir(path.c_str(), 0755) == 0;
+    if (possible) write_file(path + "/memory.limit_in_bytes", "33554432");
+  }
+  ~MemoryLimit() {
+    if (possible) remove_cgroup_folder(path);
+  }
+  std::string path;
+  bool possible = false;
+};
+
+TEST(WorkerGroup, SaysThatTheMemoryLimitKilled) {
+  MemoryLimit limit;
+  if (!limit.possible) GTEST_SKIP() << "no memory control group (version 1) can be made here";
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers(
+      "[ $RANK = 1 ] && { sleep 0.3; kill -KILL $$; }; echo $$ >" + limit.path + "/cgroup.procs; exec tail /dev/zero",
+      2)));
+  const auto exits = finish(harness, *group);
+  ASSERT_EQ(exits.size(), 2u);
+  for (const auto& exit : exits) EXPECT_EQ(exit.status.signal, SIGKILL);
+  EXPECT_TRUE(group->evidence(LocalRank(0)).out_of_memory);
+  EXPECT_NE(group->evidence(LocalRank(0)).out_of_memory_detail.find("32.0 MiB"), std::string::npos)
+      << group->evidence(LocalRank(0)).out_of_memory_detail;
+  EXPECT_FALSE(group->evidence(LocalRank(1)).out_of_memory);  // somebody's SIGKILL
 }
 
 // A child that leaves the session and hides its environment: only a control group still knows it.

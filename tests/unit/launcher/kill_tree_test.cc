@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "launcher/oom.h"
 #include "tests/support/proc_files.h"
@@ -93,7 +94,7 @@ TEST(OomWatch, VersionOneCounterOfOurGroup) {
   host.member("77", "5:devices:/\n4:memory:/job/a\n0::/\n");
   host.host_kills(3);
   host.v1("/job/a", 1);
-  OomWatch watch(host.proc(), host.cgroup());
+  OomWatch watch(host.proc(), host.cgroup(), host.folder / "none");
   watch.mark();
   EXPECT_FALSE(watch.judge(77, killed()).out_of_memory);  // somebody's SIGKILL
   host.host_kills(4);
@@ -114,7 +115,7 @@ TEST(OomWatch, WorkersOwnGroup) {
   host.member("77", "4:memory:/job/worker (deleted)\n");
   host.host_kills(0);
   host.v1("/job", 0);
-  OomWatch watch(host.proc(), host.cgroup());
+  OomWatch watch(host.proc(), host.cgroup(), host.folder / "none");
   watch.mark();
   host.v1("/job/worker", 1);
   host.host_kills(1);
@@ -128,7 +129,7 @@ TEST(OomWatch, VersionTwoCounterAndLimitAbove) {
   host.v2("/slice/job", 0);
   write_all_text(host.cgroup() + "/slice/job/memory.max", "max\n");
   write_all_text(host.cgroup() + "/slice/memory.max", "1073741824\n");
-  OomWatch watch(host.proc(), host.cgroup());
+  OomWatch watch(host.proc(), host.cgroup(), host.folder / "none");
   watch.mark();
   EXPECT_FALSE(watch.judge(77, killed()).out_of_memory);
   host.v2("/slice/job", 1);
@@ -142,7 +143,7 @@ TEST(OomWatch, AKilledHelperExplainsAnExitCode) {
   host.member("self", "0::/job\n");
   host.member("77", "0::/job\n");
   host.v2("/job", 0);
-  OomWatch watch(host.proc(), host.cgroup());
+  OomWatch watch(host.proc(), host.cgroup(), host.folder / "none");
   watch.mark();
   host.v2("/job", 1);
   ExitStatus failed;
@@ -153,9 +154,30 @@ TEST(OomWatch, AKilledHelperExplainsAnExitCode) {
   EXPECT_FALSE(watch.judge(77, ExitStatus{}).out_of_memory);  // a good end needs no explanation
 }
 
+TEST(OomWatch, KernelsLogNamesTheProcessAndTheLimit) {
+  FakeHost host;
+  host.member("self", "4:memory:/job\n");
+  host.member("77", "4:memory:/\n");  // what version 1 tells of a dead process
+  host.host_kills(0);
+  host.v1("/job", 0);
+  host.v1("/job/inner", 1);
+  const std::string log = host.folder / "kmsg";
+  write_all_text(log, "6,1,1,-;oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/old,task=x,pid=77,uid=0\n");
+  OomWatch watch(host.proc(), host.cgroup(), log);
+  watch.mark();
+  host.host_kills(1);
+  EXPECT_FALSE(watch.judge(77, killed()).out_of_memory);  // that line is older than this attempt
+  std::ofstream(log, std::ios::app) << "6,2,2,-;other\n6,3,3,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),"
+                                       "oom_memcg=/job/inner,task_memcg=/job/inner,task=python,pid=77,uid=0\n";
+  const auto verdict = watch.judge(77, killed());
+  EXPECT_TRUE(verdict.out_of_memory);
+  EXPECT_EQ(verdict.detail, "limit 64.0 MiB of control group /job/inner");
+  EXPECT_FALSE(watch.judge(78, killed()).out_of_memory);
+}
+
 TEST(OomWatch, NoCountersNoVerdict) {
   FakeHost host;
-  OomWatch watch(host.proc(), host.cgroup());
+  OomWatch watch(host.proc(), host.cgroup(), host.folder / "none");
   watch.mark();
   EXPECT_FALSE(watch.judge(77, killed()).out_of_memory);
 }
