@@ -179,6 +179,7 @@ void read_ddp(ConfigSection section, DdpConfig& ddp) {
 void read_precision(ConfigSection section, PrecisionConfig& precision) {
   const std::string dtype = section.choice("dtype", "fp32", {"fp32", "bf16", "fp16"});
   precision.dtype = dtype == "bf16" ? engine::DType::bf16 : dtype == "fp16" ? engine::DType::f16 : engine::DType::f32;
+  precision.tf32 = section.boolean("tf32", false);
   const std::string scaling = section.choice("loss_scaling", "auto", {"auto", "true", "false"});
   precision.scale_loss = scaling == "true" || (scaling == "auto" && dtype == "fp16");
   precision.scaler.scale = static_cast<float>(section.real("init_scale", 65536, 1e-30, 1e38));

@@ -64,6 +64,7 @@ enum class LossScaling : std::uint8_t { automatic, on, off };
 
 struct PrecisionConfig {
   engine::DType dtype = engine::DType::f32;
+  bool tf32 = false;        // GPUs, fp32: products on tensor cores with 10-bit mantissas
   bool scale_loss = false;  // `auto` is resolved: with fp16 only
   optim::GradScaler::State scaler;
 };

@@ -9,6 +9,7 @@
 #include "worker/agree.h"
 #include "worker/checkpoint/crc32c.h"
 #include "worker/comm/factory.h"
+#include "worker/cuda/backend.h"
 #include "worker/ddp/sync_metrics.h"
 #include "worker/weights.h"
 
@@ -116,6 +117,25 @@ data::LoaderOptions loader_options(const TrainerConfig& config) {
   return options;
 }
 
+// On this process's GPU if it uses one (the communicator decided by the same rule), else on the CPU.
+Result<std::unique_ptr<engine::Kernels>> make_kernels(Session& s) {
+  auto backend = comm::parse_backend(s.config.ddp.backend);
+  if (!backend) return std::move(backend).error();
+  auto gpu = comm::find_gpu(*backend);
+  if (!gpu) return std::move(gpu).error();
+  if (*gpu == nullptr) return engine::make_cpu_kernels(s.config.precision.dtype);
+  if (s.config.ddp.reducer.compression != "none") {
+    return Error(Errc::invalid_argument,
+                 fmt::format("ddp.compression {} works on CPU collectives only; on GPUs use compression: none and "
+                             "precision.dtype: bf16",
+                             s.config.ddp.reducer.compression));
+  }
+  auto device = (*gpu)->open(static_cast<int>(s.env.rank.value), static_cast<int>(s.env.local_rank.value));
+  if (!device) return std::move(device).error();
+  s.device = *device;
+  return (*gpu)->make_kernels(s.config.precision.dtype, s.config.precision.tf32);
+}
+
 // Phase 1 on each rank: no collective inside.
 Result<void> open_local(Session& s) {
   auto train = open_data(s.config, true);
@@ -149,7 +169,7 @@ Result<void> open_local(Session& s) {
                                                      "data.drop_last; use fewer ranks",
                                                      sampling.samples, sampling.world_size));
   }
-  auto kernels = engine::make_cpu_kernels(s.config.precision.dtype);
+  auto kernels = make_kernels(s);
   if (!kernels) return std::move(kernels).error();
   s.kernels = std::move(*kernels);
   auto model = engine::build_model(s.config.model, s.config.loss, s.config.data.batch_size);
@@ -284,6 +304,16 @@ Result<void> share_state(Session& s) {
   return {};
 }
 
+// Rank 0's memory to all. On the host small blocks travel packed together; device memory goes as it lies.
+Result<void> share_blocks(Session& s, const std::vector<comm::Block>& blocks) {
+  if (s.device == nullptr) return ddp::broadcast_state(*s.communicator, blocks);
+  for (const comm::Block& block : blocks) {
+    auto sent = s.communicator->broadcast(block, 0).wait();
+    if (!sent) return sent;
+  }
+  return {};
+}
+
 std::vector<checkpoint::TensorShape> model_tensors(const engine::ParameterStore& store) {
   std::vector<checkpoint::TensorShape> tensors;
   for (const engine::Parameter& p : store.parameters()) {
@@ -331,7 +361,7 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
   if (done) done = make_reducer(s);
   if (done) done = s.together(s.is_root() ? restore(s) : Result<void>());
   if (done) done = share_state(s);
-  if (done) done = ddp::broadcast_state(*s.communicator, state_blocks(*s.store, /*buffers_only=*/false));
+  if (done) done = share_blocks(s, state_blocks(*s.store, /*buffers_only=*/false));
   if (done) {
     s.store->refresh_mirrors();
     if (s.resumed) {
@@ -339,7 +369,7 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
       for (const optim::StateTensor& t : s.optimizer->state()) {
         blocks.push_back(comm::Block{t.data, static_cast<std::size_t>(t.shape.count()), comm_type(t.dtype)});
       }
-      done = ddp::broadcast_state(*s.communicator, blocks);
+      done = share_blocks(s, blocks);
     }
   }
   if (done) done = ddp::check_equal(*s.communicator, "training samples", s.train_data->size());
@@ -355,7 +385,7 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
 Result<void> broadcast_buffers(Session& session) {
   const std::vector<comm::Block> blocks = state_blocks(*session.store, /*buffers_only=*/true);
   if (blocks.empty()) return {};
-  return ddp::broadcast_state(*session.communicator, blocks);
+  return share_blocks(session, blocks);
 }
 
 std::uint32_t parameter_checksum(const Session& session) {

@@ -17,6 +17,10 @@
 #include "worker/optim/optimizer.h"
 #include "worker/plans.h"
 
+namespace ddprun::cuda {
+class DeviceContext;
+}
+
 namespace ddprun::trainer {
 
 // All that one rank's run is made of, in the order in which it is made and given up.
@@ -24,6 +28,7 @@ struct Session {
   TrainerConfig config;
   WorkerEnv env;
   std::unique_ptr<comm::Communicator> communicator;
+  cuda::DeviceContext* device = nullptr;  // null on the CPU; lives as long as the process
   std::unique_ptr<engine::Kernels> kernels;
   std::unique_ptr<data::Dataset> train_data, validation_data;
   std::unique_ptr<engine::ParameterStore> store;

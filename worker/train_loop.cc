@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/exit_code.h"
 #include "common/log.h"
+#include "worker/cuda/device_context.h"
 #include "worker/ddp/sync_metrics.h"
 #include "worker/evaluate.h"
 #include "worker/leak_check.h"
@@ -238,6 +239,7 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
     auto report = s_.reducer->finish();
     if (!report) return std::move(report).error();
   }
+  if (mine) mine = s_.kernels->status();  // a GPU's queued calls fail here
   if (!mine && (mine.error().code() == Errc::peer_closed || mine.error().code() == Errc::cancelled)) {
     return std::move(mine).error();  // the communicator is gone: nothing to take part in
   }
@@ -465,6 +467,7 @@ Result<void> TrainLoop::check_resources() {
     log_warning("{}", use.error().message());
     return {};
   }
+  if (s_.device != nullptr) use->device_bytes = static_cast<std::int64_t>(s_.device->allocated_bytes());
   use->arena_bytes = static_cast<std::int64_t>(s_.store->parameter_bytes() + s_.store->gradient_bytes() +
                                                s_.plans->activation_bytes());
   std::string text = describe(*use);

@@ -137,12 +137,10 @@ Result<Backend> parse_backend(std::string_view text) {
   return Error(Errc::invalid_argument, fmt::format("backend \"{}\" is not known: auto, nccl or cpu", text));
 }
 
-namespace {
-
-// Whether this process has a GPU to use, without loading CUDA where there is no driver.
-Result<cuda::DeviceBackend*> find_gpu(const CommOptions& options) {
-  if (options.backend == Backend::cpu) return nullptr;
-  const bool must = options.backend == Backend::nccl;
+// Without loading CUDA where there is no driver.
+Result<cuda::DeviceBackend*> find_gpu(Backend wanted) {
+  if (wanted == Backend::cpu) return nullptr;
+  const bool must = wanted == Backend::nccl;
   if (!must && ::access("/dev/nvidiactl", F_OK) != 0) return nullptr;
   auto backend = cuda::load_backend();
   if (!backend) {
@@ -156,16 +154,27 @@ Result<cuda::DeviceBackend*> find_gpu(const CommOptions& options) {
   return Error(Errc::not_found, "backend nccl: this host has no GPU; use backend cpu");
 }
 
+namespace {
+
+Result<NcclUniqueId> unique_id(const WorkerEnv& env, const CommOptions& options, NcclApi& nccl, TimePoint deadline) {
+  if (env.world_size == 1) {  // nobody to tell, and perhaps no store
+    NcclUniqueId id{};
+    const int status = nccl.get_unique_id(&id);
+    if (status != NcclApi::kSuccess) return nccl_error(nccl, nullptr, 0, "ncclGetUniqueId", status);
+    return id;
+  }
+  auto store = connect_store(env.master, deadline);
+  if (!store) return store.error();
+  return exchange_unique_id(nccl, **store, key(env, options, "nccl"), static_cast<int>(env.rank.value), deadline);
+}
+
 Result<std::unique_ptr<Communicator>> add_nccl(const WorkerEnv& env, const CommOptions& options,
                                                cuda::DeviceBackend& backend, std::shared_ptr<FlightWriter> recorder,
                                                std::unique_ptr<QueuedCommunicator> host) {
   const TimePoint deadline = SteadyClock::now() + options.connect_timeout;
   auto device = backend.open(static_cast<int>(env.rank.value), static_cast<int>(env.local_rank.value));
   if (!device) return device.error();
-  auto store = connect_store(env.master, deadline);
-  if (!store) return store.error();
-  auto id = exchange_unique_id(backend.nccl(), **store, key(env, options, "nccl"), static_cast<int>(env.rank.value),
-                               deadline);
+  auto id = unique_id(env, options, backend.nccl(), deadline);
   if (!id) return id.error();
   NcclSetup setup;
   setup.nccl = &backend.nccl();
@@ -182,9 +191,10 @@ Result<std::unique_ptr<Communicator>> add_nccl(const WorkerEnv& env, const CommO
 }  // namespace
 
 Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options) {
-  auto gpu = find_gpu(options);
+  auto gpu = find_gpu(options.backend);
   if (!gpu) return gpu.error();
-  const bool use_nccl = *gpu != nullptr && env.world_size > 1;
+  // NCCL also for a world of one: gradient buckets lie in its device memory.
+  const bool use_nccl = *gpu != nullptr;
   auto transport = connect(env, options);
   if (!transport) return transport.error();
   auto recorder = FlightWriter::attach(env.recorder_fd, static_cast<int>(env.rank.value),

@@ -9,6 +9,10 @@
 #include "common/worker_env.h"
 #include "worker/comm/communicator.h"
 
+namespace ddprun::cuda {
+class DeviceBackend;
+}
+
 namespace ddprun::comm {
 
 enum class Backend : std::uint8_t {
@@ -38,6 +42,10 @@ struct CommOptions {
 
 // "auto", "nccl" or "cpu". Errors: invalid_argument naming the three.
 Result<Backend> parse_backend(std::string_view text);
+
+// The loaded CUDA backend if this process is to use a GPU: nullptr under `cpu`, and under `automatic` where there is no
+// driver, library or device. Touches no device. Errors: under `nccl`, what is missing.
+Result<cuda::DeviceBackend*> find_gpu(Backend backend);
 
 // Connects to all ranks of `env` through the store at env.master: shared memory inside one host (same group_rank),
 // shared memory and TCP over several, NCCL, or nothing for a world of one. Collective: all ranks must call it. After

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "worker/cuda/backend.h"
 #include "worker/kernels/kernels.h"
 #include "worker/kernels/low_precision.h"
 
@@ -25,11 +26,25 @@ struct Backend {
 
 std::vector<Backend> backends() {
   auto cpu = [](DType type, const char* isa) { return [=] { return make_cpu_kernels(type, isa).value(); }; };
-  return {{"cpu", cpu(DType::f32, nullptr), 1e-5},
-          {"cpu_avx2", cpu(DType::f32, "avx2"), 1e-5},
-          {"cpu_plain", cpu(DType::f32, "plain"), 1e-5},
-          {"cpu_bf16", cpu(DType::bf16, nullptr), 2e-2},
-          {"cpu_f16", cpu(DType::f16, nullptr), 3e-3}};
+  // Null without a device: the test skips.
+  auto gpu = [](DType type, bool tf32) {
+    return [=]() -> std::unique_ptr<Kernels> {
+      auto backend = cuda::load_backend();
+      if (!backend) return nullptr;
+      auto count = (*backend)->device_count();
+      if (!count || *count == 0) return nullptr;
+      auto opened = (*backend)->open(0, 0);
+      if (!opened) ADD_FAILURE() << opened.error().message();
+      auto made = (*backend)->make_kernels(type, tf32);
+      if (!made) ADD_FAILURE() << made.error().message();
+      return made ? std::move(*made) : nullptr;
+    };
+  };
+  return {{"cpu", cpu(DType::f32, nullptr), 1e-5},       {"cpu_avx2", cpu(DType::f32, "avx2"), 1e-5},
+          {"cpu_plain", cpu(DType::f32, "plain"), 1e-5}, {"cpu_bf16", cpu(DType::bf16, nullptr), 2e-2},
+          {"cpu_f16", cpu(DType::f16, nullptr), 3e-3},   {"cuda", gpu(DType::f32, false), 1e-5},
+          {"cuda_tf32", gpu(DType::f32, true), 2e-3},    {"cuda_bf16", gpu(DType::bf16, false), 2e-2},
+          {"cuda_f16", gpu(DType::f16, false), 3e-3}};
 }
 
 // The same operand on the backend under test and on the reference.
