@@ -74,8 +74,25 @@ void Membership::erase(const NodeId& node, const std::string& why) {
   nodes_.erase(found);
 }
 
+// Can a node with this slice be a member of the world that we are recovering?
+bool Membership::slice_fits(const rdzv::Assignment& slice, std::int64_t nproc) const {
+  if (slice.group_world_size != group_world_size_ || slice.world_size != world_size_) return false;
+  if (slice.first_rank.value + nproc > world_size_) return false;
+  for (const auto& [id, node] : nodes_) {
+    if (node.state == MemberState::waiting) continue;
+    const std::int64_t first = node.slice.first_rank.value;
+    if (slice.first_rank.value < first + node.info.nproc && first < slice.first_rank.value + nproc) return false;
+  }
+  return true;
+}
+
 // The run id is used anew: by the first Join after the job's end, or after all its nodes have gone.
 void Membership::start_over() {
+  // Members of the ended job that may still have workers: they go first.
+  for (const auto& [id, node] : nodes_) {
+    if (node.closed || (node.state != MemberState::running && node.state != MemberState::stopping)) continue;
+    residue_[id] = node.heard;
+  }
   while (!nodes_.empty()) erase(NodeId(nodes_.begin()->first), "the job had ended");
   phase_ = Phase::forming;
   group_world_size_ = world_size_ = 0;
@@ -91,9 +108,9 @@ void Membership::start_over() {
   last_call_.reset();
   newcomer_.reset();
   verdict_.reset();
-  recover_until_.reset();
-  recover_missing_ = 0;
+  recover_missing_ = 0;  // recover_until_ stays: somebody cut off may still run
   scan_at_.reset();
+  for (const auto& [id, heard_at] : residue_) look_again_at(heard_at + lost_after());
 }
 
 // --- who may come in ----------------------------------------------------------------------------------------------
@@ -184,16 +201,21 @@ Actions Membership::on(const rdzv::Join& join, TimePoint now) {
     }
     start_over();
     known = nodes_.end();
-  } else if (nodes_.empty() && phase_ == Phase::forming) {
+  } else if (residue_.contains(id)) {
+    out.push_back(Send{id, *gone_.at(id).final});  // of the ended job; it missed the word
+    return out;
+  } else if (nodes_.empty() && phase_ == Phase::forming && !recover_until_) {
     start_over();  // everybody had gone: nothing of the past counts
   }
   if (auto refused = refusal(join.node)) {
-    if (known != nodes_.end()) depart(id, "refused: " + refused->reason, false, now, out);
+    if (known != nodes_.end()) depart(id, "was refused: " + refused->reason, false, now, out);
     out.push_back(Send{id, *refused});
     if (known != nodes_.end()) try_form(now, out);
     return out;
   }
 
+  // A daemon that was restarted must not count from one again: agents know how far they were.
+  highest_round_ = std::max(highest_round_, join.last_round);
   std::optional<std::int64_t> place;
   Round in_round;
   if (known != nodes_.end()) {
@@ -214,7 +236,7 @@ Actions Membership::on(const rdzv::Join& join, TimePoint now) {
     in_round = node.in_round;
     if (member) {
       const std::string host = node.info.host;
-      depart(id, "it stopped its workers because the rendezvous was silent", false, now, out);
+      depart(id, "stopped its workers because the rendezvous was silent", false, now, out);
       if (phase_ == Phase::ended) {
         out.push_back(Send{id, *final_});
         return out;
@@ -307,13 +329,22 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
     if (gone->second.final) {
       out.push_back(Send{id, *gone->second.final});
     } else {
-      fence(fmt::format("this node was taken for lost: {}", gone->second.why));
+      fence(fmt::format("the rendezvous knows that this node {}", gone->second.why));
     }
     return out;
   }
+  if (phase_ == Phase::ended && recover_until_ && round == round_) {
+    out.push_back(Send{id, *final_});  // it comes back to a world that has been ended meanwhile
+    return out;
+  }
   // Unknown: we were restarted, or it comes from a world that is over.
-  const bool virgin = group_world_size_ == 0 && phase_ == Phase::forming;
-  if (!virgin && !(recover_until_ && round == round_)) {
+  const bool virgin = group_world_size_ == 0 && phase_ == Phase::forming && residue_.empty() && !recover_until_ &&
+                      round >= std::max(round_, highest_round_);
+  // Two daemons that were restarted at different times may have used the same number: then the slices do not fit.
+  const bool fits = recover_until_ && recover_missing_ > 0 && phase_ != Phase::ended && round == round_ &&
+                    slice_fits(registration.slice, registration.node.nproc);
+  highest_round_ = std::max(highest_round_, round);
+  if (!virgin && !fits) {
     fence(fmt::format("round {} is over: round {} is what counts now", round.value, round_.value));
     return out;
   }
@@ -324,7 +355,7 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
   }
   if (virgin) {
     phase_ = Phase::running;
-    round_ = std::max(round, Round(round_.value));
+    round_ = round;
     group_world_size_ = registration.slice.group_world_size;
     world_size_ = registration.slice.world_size;
     recover_missing_ = group_world_size_;
@@ -372,6 +403,7 @@ void Membership::heard(const NodeId& node, TimePoint now) {
 
 Actions Membership::disconnected(const NodeId& id, TimePoint now) {
   Actions out;
+  if (residue_.erase(id) != 0) try_form(now, out);
   const auto found = nodes_.find(id);
   if (found == nodes_.end() || found->second.closed) return out;
   if (phase_ == Phase::ended) {
@@ -386,12 +418,13 @@ Actions Membership::disconnected(const NodeId& id, TimePoint now) {
 
 Actions Membership::on(const NodeId& id, const rdzv::Leave& leave, TimePoint now) {
   Actions out;
+  if (residue_.erase(id) != 0) try_form(now, out);
   if (!nodes_.contains(id)) return out;
   if (phase_ == Phase::ended) {
     erase(id, "the job had ended");
     return out;
   }
-  depart(id, "it left: " + leave.reason, false, now, out);
+  depart(id, "left: " + leave.reason, false, now, out);
   try_form(now, out);
   return out;
 }
@@ -401,10 +434,10 @@ void Membership::depart(const NodeId& id, const std::string& why, bool close, Ti
   const Node node = nodes_.at(id);
   erase(id, why);
   if (close) out.push_back(Drop{id, why});
-  const std::string what = fmt::format("{} is out of round {}: {}", node.info.host, round_.value, why);
+  const std::string what = fmt::format("{} {}", node.info.host, why);
   if (phase_ == Phase::ended) return;
   if (node.state == MemberState::waiting) {
-    out.push_back(News{fmt::format("{} waits no more: {}", node.info.host, why)});
+    out.push_back(News{what});
     if (phase_ == Phase::forming && static_cast<std::int64_t>(available()) < min_nodes()) last_call_.reset();
     return;
   }
@@ -417,6 +450,8 @@ void Membership::depart(const NodeId& id, const std::string& why, bool close, Ti
       if (quick_failures_ > 0) --quick_failures_;
       out.push_back(
           News{fmt::format("the last failure is not counted: {} was lost in the same round", node.info.host)});
+      if (!counted_failures_.empty()) counted_failures_.pop_back();
+      out.push_back(News{fmt::format("the last failure is not counted: {} went in the same round", node.info.host)});
     }
     return;
   }
@@ -432,12 +467,11 @@ void Membership::depart(const NodeId& id, const std::string& why, bool close, Ti
     group_world_size_ = world_size_ = 0;
     verdict_.reset();
     newcomer_.reset();
-    recover_until_.reset();
     return;
   }
   if (verdict_ && !permanent_.empty()) return;
   verdict_.reset();
-  begin_restart(fmt::format("{} is lost: {}", node.info.host, why), now, out);
+  begin_restart(what, now, out);
 }
 
 // --- failures and the end -----------------------------------------------------------------------------------------
@@ -589,7 +623,6 @@ void Membership::end(const rdzv::ServerMessage& message, std::string result, Act
   verdict_.reset();
   newcomer_.reset();
   last_call_.reset();
-  recover_until_.reset();
   out.push_back(News{fmt::format("job ended in round {}: {}", round_.value, result_)});
   std::vector<NodeId> closed;
   for (const auto& [id, node] : nodes_) {
@@ -624,7 +657,7 @@ bool Membership::drain(const std::string& node, const std::string& reason, TimeP
     shutdown.cause = rdzv::ShutdownCause::drained;
     shutdown.reason = reason;
     actions.push_back(Send{id, shutdown});
-    depart(id, "drained: " + reason, false, now, actions);
+    depart(id, "was drained: " + reason, false, now, actions);
   }
   try_form(now, actions);
   return true;
@@ -658,6 +691,7 @@ void Membership::begin_restart(const std::string& reason, TimePoint now, Actions
 
 void Membership::try_form(TimePoint now, Actions& out) {
   if (phase_ != Phase::forming || recover_until_ || count(MemberState::stopping) > 0) return;
+  if (!residue_.empty()) return;
   const auto here = static_cast<std::int64_t>(available());
   if (here < min_nodes() || here == 0) {
     last_call_.reset();
@@ -667,7 +701,10 @@ void Membership::try_form(TimePoint now, Actions& out) {
     form(now, out);
     return;
   }
-  if (closed_waiting_ > 0) return;  // known within kCloseGrace
+  if (closed_waiting_ > 0) {  // known within kCloseGrace
+    if (last_call_ && now >= *last_call_) last_call_ = now + kCloseGrace;
+    return;
+  }
   if (reforming_) {
     form(now, out);
     return;
@@ -712,7 +749,7 @@ void Membership::form(TimePoint now, Actions& out) {
     all_loopback = all_loopback && is_loopback_text(node->info.address);
   }
   group_world_size_ = static_cast<std::int64_t>(chosen.size());
-  round_ = Round(round_.value + 1);
+  round_ = Round(std::max(round_, highest_round_).value + 1);
   phase_ = Phase::running;
   departure_ = counted_ = false;
   reforming_ = true;
@@ -773,7 +810,7 @@ void Membership::expire(const NodeId& id, TimePoint now, Actions& out) {
         limit, here, min_nodes(), hosts, missing_ranks(), run_id_.value);
   }
   out.push_back(Send{id, shutdown});
-  depart(id, "its join timeout passed", false, now, out);
+  depart(id, "gave up: its join timeout passed", false, now, out);
 }
 
 void Membership::forgive(Duration by) {
@@ -785,6 +822,7 @@ void Membership::forgive(Duration by) {
     later(node.closed);
     node.join_deadline += by;
   }
+  for (auto& [id, heard_at] : residue_) heard_at += by;
   later(last_call_);
   later(newcomer_);
   later(verdict_);
@@ -819,14 +857,24 @@ void Membership::scan(TimePoint now, Actions& out) {
       if (deadline_counts) look_again_at(node.join_deadline);
     }
   }
-  for (const NodeId& id : closed) depart(id, "its connection closed", false, now, out);
+  for (auto it = residue_.begin(); it != residue_.end();) {
+    if (now >= it->second + lost_after()) {
+      out.push_back(Drop{it->first, "is lost: silent after the end of its job"});
+      it = residue_.erase(it);
+    } else {
+      look_again_at(it->second + lost_after());
+      ++it;
+    }
+  }
+  for (const NodeId& id : closed) depart(id, "is lost: its connection closed", false, now, out);
   for (const NodeId& id : silent) {
-    depart(id, fmt::format("silent for {} s", seconds(lost_after())), true, now, out);
+    depart(id, fmt::format("is lost: silent for {} s", seconds(lost_after())), true, now, out);
   }
   // Those that expire now are told about one another as they were, so the sentence is built before any of them goes.
   for (const NodeId& id : late) {
     if (phase_ == Phase::forming && nodes_.contains(id)) expire(id, now, out);
   }
+  if (!nodes_.empty()) look_again_at(now + lost_after());
   try_form(now, out);
 }
 
@@ -840,7 +888,7 @@ Actions Membership::tick(TimePoint now) {
     const bool all_done = phase_ == Phase::running && count(MemberState::running) + count(MemberState::stopping) == 0;
     if (phase_ == Phase::running && all_done) {
       check_barrier(now, out);  // the missing ones had been told that the job is over
-    } else if (phase_ == Phase::running) {
+    } else if (phase_ == Phase::running && missing > 0) {
       departure_ = true;
       begin_restart(fmt::format("{} of {} nodes of round {} did not come back after the rendezvous was restarted",
                                 missing, group_world_size_, round_.value),
@@ -849,7 +897,13 @@ Actions Membership::tick(TimePoint now) {
       try_form(now, out);
     }
   }
-  if (verdict_ && now >= *verdict_) fail(out);
+  if (verdict_ && now >= *verdict_) {
+    // A connection that has just closed may be the loss of which the failure is an echo: its grace comes first.
+    for (const auto& [id, node] : nodes_) {
+      if (node.closed && node.state != MemberState::waiting) verdict_ = std::max(*verdict_, *node.closed + kCloseGrace);
+    }
+    if (now >= *verdict_) fail(out);
+  }
   if (newcomer_ && now >= *newcomer_) {
     newcomer_.reset();
     const bool ending = count(MemberState::finished) + count(MemberState::resumable) > 0;

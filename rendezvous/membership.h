@@ -111,7 +111,7 @@ class Membership {
   JobStatus status(TimePoint now) const;
   rdzv::Roster roster() const;
 
-  bool empty() const { return nodes_.empty(); }
+  bool empty() const { return nodes_.empty() && residue_.empty(); }
   Phase phase() const { return phase_; }
   Round round() const { return round_; }
   const RunId& run_id() const { return run_id_; }
@@ -146,6 +146,7 @@ class Membership {
   void set_state(Node& node, rdzv::MemberState state);
   void erase(const NodeId& node, const std::string& why);
   void remember(const NodeId& node, Gone gone);
+  bool slice_fits(const rdzv::Assignment& slice, std::int64_t nproc) const;
   void start_over();
 
   void depart(const NodeId& node, const std::string& why, bool close, TimePoint now, Actions& out);
@@ -179,6 +180,7 @@ class Membership {
 
   Phase phase_ = Phase::forming;
   Round round_;
+  Round highest_round_;  // that a node of this run id has seen
   std::int64_t group_world_size_ = 0, world_size_ = 0;
   std::int64_t restart_count_ = 0;
   bool reforming_ = false;  // a world of this job has run: no last call, whoever is known is waited for
@@ -200,6 +202,7 @@ class Membership {
   std::int64_t recover_missing_ = 0;
   std::optional<TimePoint> scan_at_;  // lower bound of all per-node deadlines
 
+  std::map<NodeId, TimePoint> residue_;  // members of an ended job that have not gone; when they were last heard
   std::unordered_map<NodeId, Gone> gone_;
   std::deque<NodeId> gone_order_;
   std::string own_address_;

@@ -56,6 +56,10 @@ std::string Membership::why_waiting(TimePoint now) const {
     return std::max<std::int64_t>(0, std::chrono::ceil<std::chrono::seconds>(t - now).count());
   };
   if (phase_ == Phase::ended) return "the job has ended: " + result_;
+  if (recover_until_ && group_world_size_ == 0) {
+    return fmt::format("nodes of an earlier job of this run id may be cut off and still run; {} s left for them to stop",
+                       in(*recover_until_));
+  }
   if (recover_until_) {
     return fmt::format("the rendezvous was restarted: {} of {} nodes of round {} are back, {} s left for the others",
                        group_world_size_ - recover_missing_, group_world_size_, round_.value, in(*recover_until_));
@@ -77,6 +81,10 @@ std::string Membership::why_waiting(TimePoint now) const {
   if (count(MemberState::stopping) > 0) {
     return fmt::format("{}; {} must stop the workers of round {} first", here, hosts_of(MemberState::stopping, 8),
                        round_.value);
+  }
+  if (!residue_.empty()) {
+    return fmt::format("{}; {} nodes of the last job of this run id must stop their workers first", here,
+                       residue_.size());
   }
   if (last_call_) return fmt::format("{}; the round closes in {} s", here, in(*last_call_));
   const std::int64_t more = min_nodes() - static_cast<std::int64_t>(available());

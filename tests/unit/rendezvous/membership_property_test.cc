@@ -1,0 +1,415 @@
+// Random events against the invariants of membership.h. The agents are modelled here, so that what really matters can
+// be checked from their side: when a node starts workers of a round, no worker of an older round lives anywhere.
+// DDPRUN_PROPERTY_EVENTS sets the number of events (default 1,000,000), DDPRUN_PROPERTY_SEED the first seed.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "rendezvous/membership.h"
+
+namespace ddprun::rendezvous {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr milliseconds kStopLimit{3'000};  // an agent whose lease is over has ended its workers by then
+
+struct Agent {
+  rdzv::NodeInfo info;
+  enum class Doing { absent, waiting, working, done, failed, stopping, answered } doing = Doing::absent;
+  bool reachable = true;  // false: packets are lost both ways
+  Round round;            // of the last Assignment
+  rdzv::Assignment slice;
+  TimePoint answered;  // of its last message that the rendezvous got
+  TimePoint waiting_since;
+  bool resume = false;
+  bool workers_alive() const { return doing == Doing::working; }
+};
+
+class World {
+ public:
+  explicit World(std::uint64_t seed) : random_(seed) {
+    const bool fixed = chance(30);
+    template_.nnodes_max = 1 + static_cast<std::int64_t>(random_() % 5);
+    template_.nnodes_min =
+        fixed ? template_.nnodes_max
+              : 1 + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(template_.nnodes_max));
+    template_.max_restarts = static_cast<std::int64_t>(random_() % 4);
+    template_.last_call_timeout = seconds(random_() % 4);
+    template_.join_timeout = seconds(10 + random_() % 30);
+    template_.keep_alive_interval = seconds(1);
+    template_.keep_alive_attempts = 3;
+    if (chance(15)) {
+      template_.backend = rdzv::Backend::static_ranks;
+      template_.nnodes_min = template_.nnodes_max;
+    }
+    agents_.resize(static_cast<std::size_t>(template_.nnodes_max) + random_() % 4);
+    for (std::size_t i = 0; i < agents_.size(); ++i) renew(agents_[i], i);
+  }
+
+  std::string error() const { return error_; }
+  std::uint64_t events() const { return events_; }
+
+  void step() {
+    const std::size_t i = random_() % agents_.size();
+    Agent& agent = agents_[i];
+    ++events_;
+    switch (random_() % 16) {
+      case 0:
+      case 1:
+      case 2:
+        advance(milliseconds(random_() % 700));
+        break;
+      case 3:
+        advance(milliseconds(random_() % 9'000));
+        break;
+      case 4:
+      case 5:
+        if (agent.doing == Agent::Doing::absent) {
+          renew(agent, i);
+          join(agent);
+        }
+        break;
+      case 6:
+      case 7:
+        if (agent.doing == Agent::Doing::stopping) join(agent);
+        break;
+      case 8:
+        if (agent.doing == Agent::Doing::working) finish(agent);
+        break;
+      case 9:
+        if (agent.doing == Agent::Doing::working && chance(60)) fail(agent);
+        break;
+      case 10:
+        if (agent.doing != Agent::Doing::absent && chance(30)) leave(agent);
+        break;
+      case 11:
+        if (agent.doing != Agent::Doing::absent && chance(30)) crash(agent);
+        break;
+      case 12:
+        if (chance(25)) agent.reachable = false;
+        break;
+      case 13:
+        if (!agent.reachable) heal(agent);
+        break;
+      case 14:
+        nonsense(agent);
+        break;
+      default:
+        if (chance(6)) {
+          restart_daemon();
+        } else if (chance(3)) {
+          take(m_.stop("operator", now_));
+        } else if (agent.doing == Agent::Doing::answered) {
+          go(agent);
+        }
+    }
+    check();
+  }
+
+  // Nothing bad happens any more: whoever waits must be answered.
+  void settle() {
+    for (Agent& agent : agents_) {
+      if (!agent.reachable) heal(agent);
+    }
+    const TimePoint end = now_ + seconds(300);
+    while (now_ < end && error_.empty()) {
+      for (Agent& agent : agents_) {
+        if (agent.doing == Agent::Doing::stopping) join(agent);
+        if (agent.doing == Agent::Doing::working && chance(5)) finish(agent);
+        if (agent.doing == Agent::Doing::answered) go(agent);
+      }
+      advance(milliseconds(500));
+      check();
+    }
+    for (const Agent& agent : agents_) {
+      const bool in_limbo = agent.doing == Agent::Doing::stopping || agent.doing == Agent::Doing::failed;
+      const bool unanswered = agent.doing == Agent::Doing::waiting && m_.phase() != Phase::running;
+      if (in_limbo || unanswered) {
+        complain("I3: " + agent.info.node_id.value + " (" + std::to_string(static_cast<int>(agent.doing)) + ", round " +
+                 std::to_string(agent.round.value) + ") was never answered; round " + std::to_string(m_.round().value) +
+                 ": " + m_.why_waiting(now_));
+      }
+    }
+  }
+
+ private:
+  bool chance(unsigned percent) { return random_() % 100 < percent; }
+
+  void complain(const std::string& what) {
+    if (error_.empty()) error_ = what + story_;
+  }
+
+  void renew(Agent& agent, std::size_t i) {
+    agent = Agent();
+    agent.info = template_;
+    agent.info.run_id = RunId("job");
+    agent.info.node_id = NodeId("n" + std::to_string(i) + "-" + std::to_string(++ids_));
+    agent.info.host = "host" + std::to_string(i);
+    agent.info.address = "10.0.0." + std::to_string(i);
+    agent.info.nproc = 1 + static_cast<std::int64_t>(i % 3);
+    if (template_.backend == rdzv::Backend::static_ranks) {
+      agent.info.node_rank = static_cast<std::int64_t>(i) % template_.nnodes_max;
+    }
+  }
+
+  Agent* find(const NodeId& id) {
+    for (Agent& agent : agents_) {
+      if (agent.info.node_id == id) return &agent;
+    }
+    return nullptr;
+  }
+
+  void deliver(Agent& agent, Actions actions) {
+    agent.answered = now_;
+    take(std::move(actions));
+  }
+
+  void join(Agent& agent) {
+    agent.doing = Agent::Doing::waiting;
+    agent.waiting_since = now_;
+    if (!agent.reachable) return;
+    rdzv::Join join;
+    join.node = agent.info;
+    join.last_round = agent.round;
+    deliver(agent, m_.on(join, now_));
+  }
+
+  void finish(Agent& agent) {
+    agent.doing = Agent::Doing::done;
+    agent.resume = chance(15);
+    if (!agent.reachable) return;
+    rdzv::Done done;
+    done.round = agent.round;
+    done.result = agent.resume ? rdzv::DoneResult::resume_me : rdzv::DoneResult::success;
+    deliver(agent, m_.on(agent.info.node_id, done, now_));
+  }
+
+  void fail(Agent& agent) {
+    agent.doing = Agent::Doing::failed;
+    if (!agent.reachable) return;
+    deliver(agent, m_.on(agent.info.node_id, failure_of(agent), now_));
+  }
+
+  rdzv::Failure failure_of(const Agent& agent) {
+    rdzv::Failure failure;
+    failure.permanent = chance(3);
+    failure.record.round = agent.round;
+    failure.record.rank = agent.slice.first_rank;
+    failure.record.exit_code = 1;
+    failure.record.host = agent.info.host;
+    failure.record.unix_time = std::chrono::duration_cast<milliseconds>(now_.time_since_epoch());
+    return failure;
+  }
+
+  void leave(Agent& agent) {
+    const NodeId id = agent.info.node_id;
+    const bool reachable = agent.reachable;
+    agent.doing = Agent::Doing::absent;
+    if (!reachable) return;  // its host is up, so its end is seen when the way is open again; here: silence
+    rdzv::Leave leave;
+    leave.round = agent.round;
+    leave.reason = "told to";
+    take(m_.on(id, leave, now_));
+  }
+
+  // The process dies with its workers. Its host sends FIN or RST if there is a way.
+  void crash(Agent& agent) {
+    const NodeId id = agent.info.node_id;
+    agent.doing = Agent::Doing::absent;
+    if (agent.reachable) take(m_.disconnected(id, now_));
+  }
+
+  // The final answer was read: the agent closes and is gone.
+  void go(Agent& agent) {
+    const NodeId id = agent.info.node_id;
+    agent.doing = Agent::Doing::absent;
+    if (agent.reachable) take(m_.disconnected(id, now_));
+  }
+
+  // The way is open again: the agent, on a new connection, says who it is.
+  void heal(Agent& agent) {
+    agent.reachable = true;
+    introduce(agent);
+  }
+
+  void introduce(Agent& agent) {
+    switch (agent.doing) {
+      case Agent::Doing::absent:
+      case Agent::Doing::answered:
+        return;
+      case Agent::Doing::waiting:
+        join(agent);
+        return;
+      default: {
+        rdzv::Register registration;
+        registration.node = agent.info;
+        registration.slice = agent.slice;
+        registration.state = agent.doing == Agent::Doing::done
+                                 ? (agent.resume ? rdzv::MemberState::resumable : rdzv::MemberState::finished)
+                             : agent.doing == Agent::Doing::failed ? rdzv::MemberState::stopping
+                                                                   : rdzv::MemberState::running;
+        const bool failed = agent.doing == Agent::Doing::failed;
+        deliver(agent, m_.on(registration, now_));
+        if (failed && agent.doing == Agent::Doing::failed) {
+          deliver(agent, m_.on(agent.info.node_id, failure_of(agent), now_));
+        }
+      }
+    }
+  }
+
+  // Messages that no agent of ours would send now.
+  void nonsense(Agent& agent) {
+    if (!agent.reachable || agent.doing == Agent::Doing::absent) return;
+    rdzv::Done done;
+    done.round = Round(static_cast<std::int64_t>(random_() % 5));
+    rdzv::Failure failure = failure_of(agent);
+    failure.record.round = Round(static_cast<std::int64_t>(random_() % 5));
+    const bool would_count = agent.doing == Agent::Doing::working;
+    if (would_count && done.round == agent.round) return;
+    if (would_count && failure.record.round == agent.round) return;
+    take(m_.on(agent.info.node_id, done, now_));
+    take(m_.on(NodeId("nobody"), failure, now_));
+    if (agent.doing == Agent::Doing::waiting) join(agent);  // twice the same
+  }
+
+  void restart_daemon() {
+    // With fresh Joins only a restarted daemon forms at once, by design; so a cut-off world needs a witness who comes back.
+    bool cut_off = false, witness = false;
+    for (const Agent& agent : agents_) {
+      const bool member = agent.doing == Agent::Doing::working || agent.doing == Agent::Doing::done ||
+                          agent.doing == Agent::Doing::failed;
+      cut_off = cut_off || (agent.workers_alive() && !agent.reachable);
+      witness = witness || (member && agent.reachable);
+    }
+    if (cut_off && !witness) return;
+    m_ = Membership(RunId("job"));
+    // Those that can reach it are back within a second, in any order, before fresh nodes come.
+    std::vector<Agent*> order;
+    for (Agent& agent : agents_) {
+      if (agent.reachable) order.push_back(&agent);
+    }
+    std::shuffle(order.begin(), order.end(), random_);
+    // Members first: a fresh Join that came before them would form at once, by design.
+    std::stable_partition(order.begin(), order.end(), [](const Agent* a) { return a->doing != Agent::Doing::waiting; });
+    for (Agent* agent : order) introduce(*agent);
+  }
+
+  void advance(milliseconds time) {
+    const TimePoint end = now_ + time;
+    int ticks = 0;
+    while (now_ < end) {
+      TimePoint next = std::min(end, now_ + milliseconds(500));
+      if (const auto due = m_.next_deadline(); due && *due < next) next = std::max(now_, *due);
+      now_ = next;
+      for (Agent& agent : agents_) {
+        if (agent.doing == Agent::Doing::absent) continue;
+        if (agent.reachable) {
+          m_.heard(agent.info.node_id, now_);
+          agent.answered = now_;
+        } else if (agent.doing == Agent::Doing::working && now_ >= agent.answered + agent.info.lease() + kStopLimit) {
+          agent.doing = Agent::Doing::stopping;  // its lease is over and its workers are dead
+        }
+      }
+      if (const auto due = m_.next_deadline(); due && *due <= now_) {
+        take(m_.tick(now_));
+        if (const auto again = m_.next_deadline(); again && *again <= now_) complain("a deadline stays after tick()");
+      }
+      if (++ticks > 100'000) return complain("time does not pass");
+    }
+  }
+
+  void take(Actions actions) {
+    for (const Action& action : actions) {
+      const auto* send = std::get_if<Send>(&action);
+      if (const auto* news = std::get_if<News>(&action); news != nullptr && trace_) story_ += "\n* " + news->text;
+      if (send == nullptr) continue;
+      ++events_;
+      if (trace_) story_ += "\n" + send->node.value + " <- message " + std::to_string(send->message.index());
+      Agent* agent = find(send->node);
+      if (agent == nullptr || !agent->reachable || agent->doing == Agent::Doing::absent) continue;
+      if (const auto* a = std::get_if<rdzv::Assignment>(&send->message)) {
+        if (agent->doing != Agent::Doing::waiting || a->round <= agent->round) continue;
+        start(*agent, *a);
+      } else if (const auto* restart = std::get_if<rdzv::Restart>(&send->message)) {
+        const bool member = agent->doing == Agent::Doing::working || agent->doing == Agent::Doing::done ||
+                            agent->doing == Agent::Doing::failed;
+        if (member && restart->round == agent->round) agent->doing = Agent::Doing::stopping;
+      } else if (std::holds_alternative<rdzv::Finished>(send->message) ||
+                 std::holds_alternative<rdzv::Shutdown>(send->message) ||
+                 std::holds_alternative<rdzv::Refused>(send->message)) {
+        agent->doing = Agent::Doing::answered;
+      }
+    }
+  }
+
+  void start(Agent& agent, const rdzv::Assignment& a) {
+    for (const Agent& other : agents_) {
+      if (&other != &agent && other.workers_alive() && other.round != a.round) {
+        complain("I2: " + agent.info.node_id.value + " starts round " + std::to_string(a.round.value) + " while " +
+                 other.info.node_id.value + " runs round " + std::to_string(other.round.value));
+      }
+      if (&other != &agent && other.workers_alive() && other.round == a.round) {
+        const std::int64_t mine = a.first_rank.value, theirs = other.slice.first_rank.value;
+        if (mine < theirs + other.info.nproc && theirs < mine + agent.info.nproc) complain("I1: a rank twice");
+      }
+    }
+    if (a.group_world_size < template_.nnodes_min || a.group_world_size > template_.nnodes_max) complain("world size");
+    if (template_.backend == rdzv::Backend::static_ranks && a.group_rank.value != *agent.info.node_rank) {
+      complain("a static rank was not kept");
+    }
+    agent.round = a.round;
+    agent.slice = a;
+    agent.doing = Agent::Doing::working;
+  }
+
+  void check() {
+    if (trace_) story_ += "\n--";
+    if (const std::string broken = m_.check(); !broken.empty()) complain(broken);
+  }
+
+  std::mt19937_64 random_;
+  Membership m_{RunId("job")};
+  rdzv::NodeInfo template_;
+  std::vector<Agent> agents_;
+  TimePoint now_{seconds(1'000)};
+  std::uint64_t events_ = 0;
+  std::uint64_t ids_ = 0;
+  std::string error_;
+  // DDPRUN_PROPERTY_TRACE=1: what happened, for the one seed that fails.
+  bool trace_ = std::getenv("DDPRUN_PROPERTY_TRACE") != nullptr;
+  std::string story_;
+};
+
+std::uint64_t from_env(const char* name, std::uint64_t fallback) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : fallback;
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr std::uint64_t kEvents = 60'000;
+#else
+constexpr std::uint64_t kEvents = 1'000'000;
+#endif
+
+TEST(MembershipProperty, KeepsItsInvariantsUnderRandomEvents) {
+  const std::uint64_t wanted = from_env("DDPRUN_PROPERTY_EVENTS", kEvents);
+  std::uint64_t seed = from_env("DDPRUN_PROPERTY_SEED", 1);
+  std::uint64_t events = 0;
+  std::uint64_t worlds = 0;
+  for (; events < wanted; ++seed, ++worlds) {
+    World world(seed);
+    for (int i = 0; i < 400 && world.error().empty(); ++i) world.step();
+    if (world.error().empty()) world.settle();
+    ASSERT_EQ(world.error(), "") << "seed " << seed;
+    events += world.events();
+  }
+  RecordProperty("events", std::to_string(events));
+  EXPECT_GE(events, wanted);
+  EXPECT_GT(worlds, 10u);
+}
+
+}  // namespace
+}  // namespace ddprun::rendezvous
