@@ -448,9 +448,6 @@ void Membership::depart(const NodeId& id, const std::string& why, bool close, Ti
       --restart_count_;
       counted_ = false;
       if (quick_failures_ > 0) --quick_failures_;
-      out.push_back(
-          News{fmt::format("the last failure is not counted: {} was lost in the same round", node.info.host)});
-      if (!counted_failures_.empty()) counted_failures_.pop_back();
       out.push_back(News{fmt::format("the last failure is not counted: {} went in the same round", node.info.host)});
     }
     return;

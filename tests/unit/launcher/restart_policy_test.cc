@@ -64,7 +64,9 @@ TEST_F(RestartPolicyTest, SomeThroughAndSomeToBeResumedIsAFailure) {
 
 TEST(Backoff, GrowsWithTheAttemptAndIsZeroForTheFirst) {
   EXPECT_EQ(backoff_before(0, seconds(2)).count(), 0);
-  EXPECT_EQ(backoff_before(3, seconds(2)).count(), 6'000);
+  EXPECT_EQ(backoff_before(1, seconds(2)).count(), 2'000);
+  EXPECT_EQ(backoff_before(3, seconds(2)).count(), 8'000);
+  EXPECT_EQ(backoff_before(1000, seconds(2)).count(), 60'000);
   EXPECT_EQ(backoff_before(5, std::chrono::milliseconds(0)).count(), 0);
 }
 

@@ -160,6 +160,7 @@ std::string MembershipScenario::run(const std::string& command) {
   if (verb == "fail") {
     rdzv::Failure failure;
     failure.permanent = arguments.contains("permanent");
+    failure.quick = arguments.contains("quick");
     failure.record.rank = Rank(number(arguments, "rank", 0));
     failure.record.round = Round(number(arguments, "round", membership_.round().value));
     failure.record.exit_code = static_cast<int>(number(arguments, "code", arguments.contains("signal") ? 0 : 1));
@@ -193,7 +194,10 @@ std::string MembershipScenario::run(const std::string& command) {
     return "";
   }
   if (verb == "after") return pass(milliseconds(std::stoll(name)));
-  if (verb == "why") return membership_.why_waiting(now_) + "\n";
+  if (verb == "why") {
+    const std::string why = membership_.why_waiting(now_);
+    return why.empty() ? "(waits for nothing)\n" : why + "\n";
+  }
   if (verb == "drain") {
     Actions actions;
     if (!membership_.drain(name, "ddpctl drain", now_, actions)) return "no such node\n";

@@ -1,0 +1,201 @@
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <array>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/exit_code.h"
+#include "common/options.h"
+#include "launcher/ctl_client.h"
+#include "launcher/ctl_status.h"
+#include "launcher/ctl_store.h"
+
+// ddpctl: the operator's tool. One table of commands; each gets what follows its name.
+namespace ddprun::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+constexpr milliseconds kLimit{5'000};
+constexpr milliseconds kFlightLimit{15'000};
+constexpr milliseconds kWatchPeriod{500};
+
+int complain(int code, const std::string& text) {
+  fmt::print(stderr, "ddpctl: {}\n", text);
+  return code;
+}
+
+using Arguments = std::span<const std::string>;
+
+Result<ParsedOptions> parse(const std::string& command, const std::string& synopsis, std::vector<OptionSpec> options,
+                            Arguments arguments) {
+  const OptionTable table("ddpctl " + command, "ddpctl " + command + " " + synopsis, std::move(options),
+                          RestPolicy::list);
+  auto parsed = table.parse(arguments, process_environment());
+  if (parsed && parsed->flag("help")) fmt::print("{}", table.help());
+  return parsed;
+}
+
+OptionSpec flag(std::string name, std::string help) {
+  OptionSpec spec;
+  spec.name = std::move(name);
+  spec.kind = OptionKind::flag;
+  spec.help = std::move(help);
+  return spec;
+}
+
+OptionSpec text(std::string name, std::string value, std::string help) {
+  OptionSpec spec;
+  spec.name = std::move(name);
+  spec.value_name = std::move(value);
+  spec.help = std::move(help);
+  return spec;
+}
+
+Result<rdzv::Reply> ask(const Endpoint& endpoint, const rdzv::OperatorMessage& message) {
+  auto client = CtlClient::connect(endpoint, kLimit);
+  if (!client) return std::move(client).error();
+  return client->ask(message, kLimit);
+}
+
+int status(const Endpoint& endpoint, Arguments arguments) {
+  auto parsed = parse("status", "[RUN_ID] [--watch] [--json]",
+                      {flag("watch", "print again whenever something changes, until interrupted"),
+                       flag("json", "the daemon's own JSON")},
+                      arguments);
+  if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
+  if (parsed->flag("help")) return exit_code::kOk;
+  if (parsed->rest().size() > 1) return complain(exit_code::kUsage, "status: at most one RUN_ID");
+  auto client = CtlClient::connect(endpoint, kLimit);
+  if (!client) return complain(exit_code::kUnavailable, client.error().message());
+  rdzv::StatusRequest request;
+  if (!parsed->rest().empty()) request.run_id = parsed->rest().front();
+  std::string shown;
+  while (true) {
+    auto reply = client->ask(request, kLimit);
+    if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
+    std::string table = parsed->flag("json") ? reply->text + "\n" : status_table(reply->text);
+    if (!parsed->flag("watch")) return fmt::print("{}", table), exit_code::kOk;
+    // Ages change all the time; they are no news.
+    std::string stable = table;
+    for (std::size_t at = stable.find(" ms ago"); at != std::string::npos; at = stable.find(" ms ago", at + 1)) {
+      std::size_t begin = at;
+      while (begin > 0 && stable[begin - 1] >= '0' && stable[begin - 1] <= '9') stable[--begin] = '.';
+    }
+    if (stable.size() != shown.size() || stable != shown) {
+      fmt::print("{}\n", table);
+      std::fflush(stdout);
+      shown = std::move(stable);
+    }
+    std::this_thread::sleep_for(kWatchPeriod);
+  }
+}
+
+Result<std::string> token_of(const ParsedOptions& parsed) {
+  if (!parsed.given("token-file")) return std::string();
+  std::ifstream file(parsed.text("token-file"));
+  if (!file) return Error(Errc::not_found, "--token-file " + parsed.text("token-file") + " cannot be read");
+  std::string token((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
+  return token;
+}
+
+int command(const Endpoint& endpoint, const rdzv::OperatorMessage& message) {
+  auto reply = ask(endpoint, message);
+  if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
+  if (!reply->ok) return complain(exit_code::kFailure, reply->text);
+  fmt::print("{}\n", reply->text);
+  return exit_code::kOk;
+}
+
+int drain(const Endpoint& endpoint, Arguments arguments) {
+  auto parsed = parse(
+      "drain", "NODE [--rdzv-id RUN_ID] [--token-file FILE]",
+      {text("rdzv-id", "RUN_ID", "only in this job"), text("token-file", "FILE", "the daemon's secret")}, arguments);
+  if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
+  if (parsed->flag("help")) return exit_code::kOk;
+  if (parsed->rest().size() != 1) return complain(exit_code::kUsage, "drain: name one NODE (host name or node id)");
+  auto token = token_of(*parsed);
+  if (!token) return complain(exit_code::kUsage, token.error().message());
+  rdzv::DrainRequest request;
+  request.run_id = parsed->text("rdzv-id");
+  request.node = parsed->rest().front();
+  request.token = std::move(*token);
+  return command(endpoint, request);
+}
+
+int stop(const Endpoint& endpoint, Arguments arguments) {
+  auto parsed =
+      parse("stop", "RUN_ID [--token-file FILE]", {text("token-file", "FILE", "the daemon's secret")}, arguments);
+  if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
+  if (parsed->flag("help")) return exit_code::kOk;
+  if (parsed->rest().size() != 1) return complain(exit_code::kUsage, "stop: name one RUN_ID");
+  auto token = token_of(*parsed);
+  if (!token) return complain(exit_code::kUsage, token.error().message());
+  rdzv::StopRequest request;
+  request.run_id = parsed->rest().front();
+  request.token = std::move(*token);
+  return command(endpoint, request);
+}
+
+struct Command {
+  const char* name;
+  const char* help;
+  int (*run)(const Endpoint& endpoint, Arguments arguments);
+};
+
+constexpr std::array kCommands = {
+    Command{"status", "[RUN_ID] [--watch] [--json]   jobs, rounds, nodes, ranks, restarts, what each waits for",
+            status},
+    Command{"drain", "NODE                          stop a node's workers politely; the job goes on without it", drain},
+    Command{"stop", "RUN_ID                        stop a job on all its nodes", stop},
+    Command{"store", "get|set|keys|wait|stats ...   look into the key-value store", ctl_store},
+};
+
+std::string commands_help() {
+  std::string out = "\nCommands:\n";
+  for (const Command& c : kCommands) out += fmt::format("  {:<8} {}\n", c.name, c.help);
+  return out;
+}
+
+int run(int argc, char** argv) {
+  ::signal(SIGPIPE, SIG_IGN);
+  const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
+  OptionSpec endpoint_option = text("rdzv-endpoint", "HOST:PORT", "the rendezvous; ddprun logs its own at the start");
+  endpoint_option.default_text = "127.0.0.1:29400";
+  endpoint_option.env = "PET_RDZV_ENDPOINT";
+  const OptionTable table("ddpctl", "ddpctl [--rdzv-endpoint HOST:PORT] COMMAND ...", {endpoint_option},
+                          RestPolicy::script_args);
+  auto parsed = table.parse(arguments, process_environment());
+  if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
+  if (parsed->flag("help")) return fmt::print("{}{}", table.help(), commands_help()), exit_code::kOk;
+  if (parsed->flag("version")) return fmt::print("{}", version_text("ddpctl")), exit_code::kOk;
+  if (parsed->rest().empty()) return complain(exit_code::kUsage, "no command given" + commands_help());
+  auto endpoint = Endpoint::parse(parsed->text("rdzv-endpoint"), 29400);
+  if (!endpoint) return complain(exit_code::kUsage, endpoint.error().message());
+  std::vector<std::string> names;
+  for (const Command& c : kCommands) {
+    if (parsed->rest().front() == c.name) return c.run(*endpoint, Arguments(parsed->rest()).subspan(1));
+    names.emplace_back(c.name);
+  }
+  const auto near = nearest_name(parsed->rest().front(), names);
+  return complain(exit_code::kUsage, fmt::format("unknown command '{}'{}{}", parsed->rest().front(),
+                                                 near ? "; did you mean " + *near + "?" : "", commands_help()));
+}
+
+}  // namespace
+}  // namespace ddprun::launcher
+
+int main(int argc, char** argv) {
+  try {
+    return ddprun::launcher::run(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "ddpctl: internal error: {}\n", error.what());
+    return ddprun::exit_code::kFailure;
+  }
+}

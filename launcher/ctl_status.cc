@@ -1,0 +1,63 @@
+#include "launcher/ctl_status.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+namespace ddprun::launcher {
+
+using nlohmann::json;
+
+namespace {
+
+std::string rank_text(const json& node) {
+  if (node["group_rank"].is_null()) return "-";
+  const auto first = node["first_rank"].get<std::int64_t>();
+  return fmt::format("{} ({}..{})", node["group_rank"].get<std::int64_t>(), first,
+                     first + node["nproc"].get<std::int64_t>() - 1);
+}
+
+std::string job_text(const json& job) {
+  const auto min = job["nnodes_min"].get<std::int64_t>();
+  const auto max = job["nnodes_max"].get<std::int64_t>();
+  std::string out = fmt::format(
+      "job {}  {}  round {}  nodes {} of {}  world size {}  restarts {} of {}\n", job["run_id"].get<std::string>(),
+      job["state"].get<std::string>(), job["round"].get<std::int64_t>(), job["group_world_size"].get<std::int64_t>(),
+      min == max ? fmt::format("{}", min) : fmt::format("{}:{}", min, max), job["world_size"].get<std::int64_t>(),
+      job["restart_count"].get<std::int64_t>(), job["max_restarts"].get<std::int64_t>());
+  if (const auto why = job["waiting_for"].get<std::string>(); !why.empty()) out += "  waits: " + why + "\n";
+  if (const auto result = job["result"].get<std::string>(); !result.empty()) out += "  result: " + result + "\n";
+  if (!job["nodes"].empty()) {
+    out += fmt::format("  {:<24} {:<24} {:<10} {:<16} {}\n", "HOST", "ADDRESS", "STATE", "NODE (RANKS)", "HEARD");
+  }
+  for (const json& node : job["nodes"]) {
+    const bool connected = node["connected"].get<bool>();
+    out +=
+        fmt::format("  {:<24} {:<24} {:<10} {:<16} {}\n", node["host"].get<std::string>(),
+                    node["address"].get<std::string>(), node["state"].get<std::string>(), rank_text(node),
+                    connected ? fmt::format("{} ms ago", node["silent_ms"].get<std::int64_t>()) : "connection closed");
+  }
+  for (const json& failure : job["failures"]) {
+    out += fmt::format("  failure in round {}, attempt {}: {}\n", failure["round"].get<std::int64_t>(),
+                       failure["restart_count"].get<std::int64_t>(), failure["what"].get<std::string>());
+  }
+  const json& news = job["news"];
+  const std::size_t skip = news.size() > 5 ? news.size() - 5 : 0;
+  for (std::size_t i = skip; i < news.size(); ++i) out += "  * " + news[i].get<std::string>() + "\n";
+  return out;
+}
+
+}  // namespace
+
+std::string status_table(const std::string& text) {
+  try {
+    const json status = json::parse(text);
+    std::string out;
+    for (const json& job : status.at("jobs")) out += job_text(job);
+    return out.empty() ? "no jobs\n" : out;
+  } catch (const json::exception&) {
+    return text + "\n";
+  }
+}
+
+}  // namespace ddprun::launcher
