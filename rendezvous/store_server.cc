@@ -27,7 +27,7 @@
 
 // Why not one Asio operation per socket: a store's request is 20 bytes and a hash look-up, so the event loop is the
 // cost. All store sockets are in one epoll set of ours (level-triggered: an event costs no system call to take again);
-// Asio watches that set as one descriptor and calls us on its thread. Measured against async_read_some per socket.
+// Asio watches that set as one descriptor and calls us on its thread.
 namespace ddprun::rendezvous {
 namespace {
 
@@ -38,7 +38,7 @@ constexpr std::size_t kReadChunk = 256 * 1024;
 constexpr int kEvents = 128;
 // A turn of our loop before other work of the context gets its own.
 constexpr std::chrono::microseconds kTurn{1000};
-constexpr std::chrono::microseconds kSpin{20};
+constexpr std::size_t kTrimFrom = std::size_t{64} << 20;
 constexpr std::size_t kListeners = 4;
 constexpr std::size_t kAccepts = 8192;  // connections taken in a row
 constexpr std::size_t kStorm = 32;      // when more came at once: look for others after as many events
@@ -46,26 +46,6 @@ constexpr std::size_t kKeepOut = 4096;  // reply buffer that an idle connection 
 constexpr std::chrono::seconds kLogInterval{10};
 constexpr std::chrono::milliseconds kAcceptPause{100};
 constexpr std::uint64_t kListenerTag = ~std::uint64_t{0} - 0xffff;  // + index into listeners
-
-// Whether to look for events again for kSpin before going to sleep. Each vain try doubles the number of times (up to
-// 1023) that it is not tried: an idle server does not spin, nor one whose clients need this CPU to go on.
-class Spinner {
- public:
-  bool try_it() {
-    if (skip_ == 0) return true;
-    --skip_;
-    return false;
-  }
-  void won() { pause_ = 0; }
-  void lost() {
-    pause_ = std::min(2 * pause_ + 1, 1023);
-    skip_ = pause_;
-  }
-
- private:
-  int pause_ = 0;
-  int skip_ = 0;
-};
 
 void set_option(int fd, int level, int name, int value) { ::setsockopt(fd, level, name, &value, sizeof value); }
 
@@ -176,34 +156,30 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
                              });
   }
 
-  // One turn of our event loop. Ends when nothing is left to do, or after kTurn for the context's other work.
+  // One turn of our event loop. Ends when nothing more comes, or after kTurn for the context's other work.
+  // (Tried and left out: to look again for some microseconds before going back to the context, and to wait there with
+  // a time limit. On a busy machine the first takes the CPU from the clients, in a virtual one the second costs more
+  // than it saves.)
   void on_events() {
     epoll_event events[kEvents];
     const TimePoint start = SteadyClock::now();
-    TimePoint idle_since = start;
-    bool spinning = false;
     for (;;) {
       const int n = ::epoll_wait(epoll.get(), events, kEvents, 0);
-      if (n > 0) {
-        if (spinning) spinner.won();
-        spinning = false;
-        handle(events, n);
-        if (closed) return;
-        idle_since = SteadyClock::now();
-        if (idle_since - start > kTurn) break;
-        continue;
-      }
-      // A client that waits for an answer asks again within microseconds, sooner than we could fall asleep and be
-      // woken. So look again for a moment, as long as that has paid off lately.
-      if (!spinning) {
-        if (!spinner.try_it()) break;
-        spinning = true;
-      } else if (SteadyClock::now() - idle_since > kSpin) {
-        spinner.lost();
-        break;
-      }
+      if (n <= 0) break;
+      handle(events, n);
+      if (closed) return;
+      if (n == 1 || SteadyClock::now() - start > kTurn) break;
     }
+    trim();
     arm();
+  }
+
+  // After a burst of keys the allocator keeps what it got from the kernel.
+  void trim() {
+    peak_bytes = std::max(peak_bytes, store.bytes());
+    if (peak_bytes < kTrimFrom || store.bytes() > peak_bytes / 4) return;
+    peak_bytes = store.bytes();
+    ::malloc_trim(0);
   }
 
   void handle(const epoll_event* events, int n) {
@@ -696,12 +672,12 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   std::uint32_t generation = 0;
   std::size_t live = 0;
   std::size_t buffered = 0;
+  std::size_t peak_bytes = 0;  // stored, since the last trim()
   Connection* first_limited = nullptr;
   Connection* last_limited = nullptr;
   bool limit_timer_runs = false;
   bool closed = false;
 
-  Spinner spinner;
   std::vector<char> scratch;  // what recv() fills; one for all connections
   std::string reply;
   Store::Wakes wakes;

@@ -3,7 +3,9 @@
 //   store_bench --python PYTHON [--ours build/release/tests/store_serve] [--seconds S] [--rounds N] [--only WORD]
 //
 // Both servers run at once, idle while the other is asked; rows alternate between them. Prints one markdown row per
-// measurement: ours, libuv, ratio. PYTHON has torch installed; without it only our server is measured.
+// measurement: ours, libuv, ratio (round trips a second, p50, p99, the server's CPU time for one). PYTHON has torch
+// installed; without it only our server is measured. `--ours .../store_floor_server --only add` (or wait) shows what
+// the kernel alone costs.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

@@ -6,12 +6,14 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <thread>
 
 #include "common/store_protocol.h"
 #include "common/tcp.h"
+#include "tests/process/rendezvous/store/served.h"
 #include "tests/support/store_transcript.h"
 
 namespace ddprun {
@@ -309,6 +311,18 @@ TEST(StoreClient, WithoutReconnectALostServerIsAnError) {
   auto there = client->check("k");
   ASSERT_FALSE(there);
   EXPECT_EQ(there.error().code(), Errc::peer_closed);
+}
+
+TEST(StoreClient, AllCallsAgainstOurServer) {
+  test::Served served;
+  const std::string command = DDPRUN_BINARY_DIR "/tests/store_client_calls 127.0.0.1 " + std::to_string(served.port());
+  FILE* calls = ::popen(command.c_str(), "r");
+  ASSERT_NE(calls, nullptr);
+  std::string said;
+  char line[256];
+  while (std::fgets(line, sizeof line, calls) != nullptr) said += line;
+  EXPECT_EQ(::pclose(calls), 0);
+  EXPECT_EQ(said, "all calls ok\n");
 }
 
 TEST(StoreClient, AnswersThatAreNoneAreNamed) {

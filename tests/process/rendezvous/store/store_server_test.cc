@@ -8,8 +8,8 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include <boost/asio/post.hpp>
 #include <boost/asio/write.hpp>
+#include <fstream>
 #include <future>
 #include <map>
 #include <optional>
@@ -23,6 +23,13 @@
 
 namespace ddprun::rendezvous {
 namespace {
+
+// A sanitizer keeps freed memory for a while.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
 
 using namespace std::chrono_literals;
 using test::eventually;
@@ -337,6 +344,41 @@ TEST(StoreServer, AClientWaitsWhileOthersAreServed) {
   StoreClient client = served.client();
   EXPECT_TRUE(client.set("late", "now"));
   waiter.join();
+}
+
+TEST(StoreServer, MemoryIsBackAfterAMillionSetsAndDeletes) {
+  const auto rss_kib = [] {
+    std::ifstream in("/proc/self/status");
+    std::string word;
+    while (in >> word && word != "VmRSS:") {
+    }
+    long kib = 0;
+    in >> kib;
+    return kib;
+  };
+  Served served;
+  UniqueFd fd = served.connect();
+  write_bytes(fd.get(), hello());
+  read_bytes(fd.get(), 4);
+  const auto round = [&](int first, int pairs) {
+    std::string bytes;
+    for (int i = first; i < first + pairs; ++i) {
+      const std::string key = "/some/key/" + std::to_string(i);
+      store_wire::set(bytes, key, key);
+      store_wire::delete_key(bytes, key);
+    }
+    write_bytes(fd.get(), bytes);
+    read_bytes(fd.get(), static_cast<std::size_t>(pairs) * 8);
+  };
+  constexpr int kBatch = 5000;
+  for (int i = 0; i < 20; ++i) round(i * kBatch, kBatch);
+  const long before = rss_kib();
+  for (int i = 20; i < 220; ++i) round(i * kBatch, kBatch);
+  if (!kSanitized) {
+    EXPECT_LT(rss_kib() - before, 4096);
+  }
+  EXPECT_EQ(served.stats().stored_bytes, 0u);
+  EXPECT_EQ(served.stats().keys, 0u);
 }
 
 TEST(StoreServer, ALongMultiSetInSmallPiecesIsLinear) {
