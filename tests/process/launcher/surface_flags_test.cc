@@ -387,8 +387,8 @@ TEST_F(Flags, SignalsToHandleShutdownTimeout) {
   EXPECT_THAT(end.out, AllOf(HasSubstr("usr1 0"), HasSubstr("usr1 1")));
 
   auto stubborn = runner.start({"ddprun", "--shutdown-timeout=1", "--no-python", "sh", "-c",
-                                "trap '' TERM; echo up; while :; do sleep 0.05; done"});
-  ASSERT_TRUE(stubborn.wait_for("up"));
+                                "trap '' TERM; echo ready; while :; do sleep 0.05; done"});
+  ASSERT_TRUE(stubborn.wait_for("ready"));
   const auto before = std::chrono::steady_clock::now();
   stubborn.signal(SIGTERM);
   end = stubborn.wait();
