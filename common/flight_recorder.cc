@@ -13,6 +13,7 @@
 #include <map>
 
 #include "common/clock.h"
+#include "common/wire.h"
 
 namespace ddprun {
 namespace {
@@ -269,6 +270,69 @@ std::string flight_table(const FlightLog& log, std::size_t last, std::int64_t no
     }
   }
   return text;
+}
+
+namespace {
+
+constexpr std::string_view kPackMagic = "ddpflp1\n";
+
+// Times relative to `now_ns`; 0 stays "not yet".
+void rebase(FlightLog& log, std::int64_t now_ns) {
+  const auto shift = [now_ns](std::int64_t& t) {
+    if (t != 0) t = std::min<std::int64_t>(t - now_ns, -1);
+  };
+  shift(log.header.attached_ns);
+  for (FlightEntry& e : log.entries) {
+    shift(e.enqueued_ns);
+    shift(e.started_ns);
+    shift(e.ended_ns);
+  }
+}
+
+}  // namespace
+
+std::string pack_flight(std::span<const FlightLog> logs, std::size_t max_bytes, std::int64_t now_ns) {
+  const std::size_t fixed = kPackMagic.size() + 4 + logs.size() * (sizeof(FlightHeader) + 4);
+  if (fixed > max_bytes) return {};
+  const std::size_t each = logs.empty() ? 0 : (max_bytes - fixed) / logs.size() / sizeof(FlightEntry);
+  WireWriter w;
+  w.raw(kPackMagic);
+  w.u32(static_cast<std::uint32_t>(logs.size()));
+  for (FlightLog log : logs) {
+    rebase(log, now_ns);
+    if (log.entries.size() > each)
+      log.entries.erase(log.entries.begin(), log.entries.end() - static_cast<std::ptrdiff_t>(each));
+    w.raw(std::string_view(reinterpret_cast<const char*>(&log.header), sizeof log.header));
+    w.u32(static_cast<std::uint32_t>(log.entries.size()));
+    for (const FlightEntry& e : log.entries) w.raw(std::string_view(reinterpret_cast<const char*>(&e), sizeof e));
+  }
+  return std::move(w).take();
+}
+
+Result<std::vector<FlightLog>> unpack_flight(std::string_view bytes) {
+  const Error malformed(Errc::malformed, "flight recorders: not written by this version of ddprun");
+  WireReader r(bytes);
+  if (r.raw(kPackMagic.size()) != kPackMagic) return malformed;
+  const std::uint32_t count = r.u32();
+  std::vector<FlightLog> logs;
+  for (std::uint32_t i = 0; i < count && !r.failed(); ++i) {
+    FlightLog log;
+    const std::string_view header = r.raw(sizeof log.header);
+    const std::uint32_t entries = r.u32();
+    if (r.failed() || entries > kFlightEntries) return malformed;
+    std::memcpy(&log.header, header.data(), sizeof log.header);
+    for (std::uint32_t k = 0; k < entries; ++k) {
+      const std::string_view entry = r.raw(sizeof(FlightEntry));
+      if (r.failed()) return malformed;
+      FlightEntry e;
+      std::memcpy(&e, entry.data(), sizeof e);
+      if (e.sequence_plus_1 == 0 || e.state > FlightState::aborted) return malformed;
+      log.entries.push_back(e);
+    }
+    logs.push_back(std::move(log));
+  }
+  if (!r.finished()) return malformed;
+  return logs;
 }
 
 }  // namespace ddprun

@@ -138,6 +138,13 @@ std::string describe(const FlightEntry& entry);
 // `now_ns`: steady time.
 std::string flight_verdict(std::span<const FlightLog> logs, std::int64_t now_ns);
 
+// What an agent sends for `ddpctl flight`: the logs of its workers, the newest entries of each first where `max_bytes`
+// is short. Steady clocks of two hosts cannot be compared, so times travel as ages: after unpacking, "now" is 0.
+// Layout: magic "ddpflp1" and '\n', u32 logs; for each: header (64 bytes), u32 entries, entries (64 bytes each).
+std::string pack_flight(std::span<const FlightLog> logs, std::size_t max_bytes, std::int64_t now_ns);
+// Errors: malformed.
+Result<std::vector<FlightLog>> unpack_flight(std::string_view bytes);
+
 // Table of the last `last` collectives of one worker, for `ddpctl flight`: sequence, operation, state, waited, took.
 std::string flight_table(const FlightLog& log, std::size_t last, std::int64_t now_ns);
 

@@ -97,6 +97,30 @@ TEST(FlightRecorder, VerdictShowsDisagreement) {
               HasSubstr("ranks disagree: rank 1 is in barrier #0, rank 0 in all_reduce #0 of 8 f32"));
 }
 
+TEST(FlightRecorder, PackedLogsKeepAgesAndTheNewestEntries) {
+  auto w = writer(1);
+  for (std::uint64_t s = 0; s < 100; ++s) {
+    w->queued(s, kAllReduce, kF32, 0, 8, 0, 10 * kSecond);
+    w->running(s, 11 * kSecond);
+    if (s < 99) w->ended(s, FlightState::done, 0, 12 * kSecond);
+  }
+  const std::vector<FlightLog> logs = {log_of(*w), log_of(*w)};
+  const std::string all = pack_flight(logs, 1 << 20, 14 * kSecond);
+  auto back = unpack_flight(all);
+  ASSERT_TRUE(back) << back.error().message();
+  ASSERT_EQ(back->size(), 2u);
+  EXPECT_EQ((*back)[0].entries.size(), 100u);
+  EXPECT_EQ((*back)[0].entries[5].ended_ns, -2 * kSecond);
+  EXPECT_EQ((*back)[0].entries[99].ended_ns, 0);
+  EXPECT_EQ(flight_verdict(std::span(*back).first(1), 0), "rank 1 waits in all_reduce #99 of 8 f32 for 3.0 s\n");
+  const std::string few = pack_flight(logs, 2000, 14 * kSecond);
+  EXPECT_LE(few.size(), 2000u);
+  auto newest = unpack_flight(few);
+  ASSERT_TRUE(newest);
+  EXPECT_EQ((*newest)[1].entries.back().sequence(), 99u);
+  for (std::size_t n = 0; n < few.size(); ++n) EXPECT_FALSE(unpack_flight(std::string_view(few).substr(0, n)));
+}
+
 TEST(FlightRecorder, NoVerdictWhenNobodyWaits) {
   auto w = writer(0);
   w->queued(0, kBarrier, 0, 0, 0, 0, 1);
