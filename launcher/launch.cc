@@ -22,6 +22,7 @@
 #include "launcher/cpu_budget.h"
 #include "launcher/device.h"
 #include "launcher/event_log.h"
+#include "launcher/flight.h"
 #include "launcher/guard.h"
 #include "launcher/log_tree.h"
 #include "launcher/numa.h"
@@ -165,18 +166,22 @@ class Launch {
     return {};
   }
 
-  std::unique_ptr<WorkerGroup> make_group(asio::io_context& io) const {
+  std::unique_ptr<WorkerGroup> make_group(asio::io_context& io) {
     WorkerGroupOptions group;
     group.inherited = context_.inherited;
     group.output = options_.output;
     group.stdin_policy = stdin_policy(options_.stdin_policy);
     group.guard = guard_;
     group.logs = logs_;
-    return watch_group(make_worker_group(io, std::move(group)), observers_);
+    group.recorder_bytes = kFlightBytes;
+    auto workers = make_worker_group(io, std::move(group));
+    flight_.watch(workers.get());
+    return watch_group(std::move(workers), observers_);
   }
 
   void make_observers() {
     observers_.push_back(&attempts_);
+    observers_.push_back(&flight_);
     if (options_.events == LaunchOptions::Events::none) return;
     EventLogOptions events;
     events.workers = options_.events == LaunchOptions::Events::console;
@@ -256,6 +261,7 @@ class Launch {
     AgentHooks hooks;
     hooks.make_group = [this, &io] { return make_group(io); };
     hooks.make_specs = [this](const RoundContext& round) { return make_specs(round); };
+    hooks.flight_record = [this](std::size_t max_bytes) { return flight_.pack(max_bytes); };
     Agent agent(io, agent_options(options_), context_.services, std::move(hooks));
     std::optional<JobOutcome> outcome;
     std::exception_ptr failure;
@@ -319,6 +325,7 @@ class Launch {
     report_.reason = std::move(outcome.reason);
     report_.root_cause = std::move(outcome.root_cause);
     report_.failures = std::move(outcome.failures);
+    report_.collectives = flight_.verdict();
     if (logs_ && !logs_->temporary()) report_.log_folder = logs_->root();
     return last_word();
   }
@@ -354,6 +361,7 @@ class Launch {
   std::shared_ptr<Guard> guard_;
   std::shared_ptr<LogTree> logs_;
   AttemptLog attempts_;
+  FlightObserver flight_;
   std::unique_ptr<JobObserver> event_log_;
   std::vector<JobObserver*> observers_;
   TimePoint started_;

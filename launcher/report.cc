@@ -214,6 +214,11 @@ std::string to_text(const JobReport& report) {
     for (const auto& line : root.last_lines) text += "  | " + line + "\n";
   }
   if (const std::string rest = others(report); !rest.empty()) text += "Others: " + rest + "\n";
+  for (std::string_view rest = report.collectives; !rest.empty();) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    text += fmt::format("Collectives: {}\n", rest.substr(0, end));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
   if (!report.reason.empty()) text += "Job: " + report.reason + "\n";
   if (!root.log_paths.empty()) {
     std::string paths;
@@ -234,6 +239,7 @@ std::string to_json(const JobReport& report) {
                            {"entrypoint", report.entrypoint},
                            {"python", report.python},
                            {"log_folder", report.log_folder},
+                           {"collectives", report.collectives},
                            {"root_cause", nullptr},
                            {"failures", nlohmann::json::array()},
                            {"attempts", nlohmann::json::array()}};

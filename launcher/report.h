@@ -31,6 +31,7 @@ struct JobReport {
   std::vector<FailureRecord> failures;  // all, in the order of their ends; may contain the root cause again
   std::vector<AttemptRecord> attempts;  // may be empty
   std::string log_folder;               // of this node; "" = none that stays
+  std::string collectives;              // flight_verdict() of this node at the first failure, lines; "" = nobody waited
 };
 
 // For the console; ends with a newline. "" on success, or when there is neither a root cause nor a reason.

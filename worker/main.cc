@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "common/options.h"
 #include "common/worker_env.h"
+#include "worker/comm/bench.h"
 #include "worker/config.h"
 #include "worker/options.h"
 #include "worker/plot.h"
@@ -25,6 +26,7 @@ int usage_error(const std::string& message) {
 int run(const std::vector<std::string>& arguments) {
   if (!arguments.empty()) {
     const std::span<const std::string> rest = std::span(arguments).subspan(1);
+    if (arguments[0] == "bench") return comm::bench_main(rest);
     if (arguments[0] == "tokenize") return tokenize(rest);
     if (arguments[0] == "plot") return plot(rest);
   }

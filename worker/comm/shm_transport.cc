@@ -94,16 +94,19 @@ class ShmTransport final : public Transport {
 
   Result<void> all_reduce(Operation& op) {
     const std::size_t element = size_of(op.signature.dtype), count = op.in.count;
-    if (op.in.size_bytes() <= ShmGroup::kFlatBytes) return flat_reduce(op, 0, count, op.in.data);
+    const ShmGroup::Handle mine = group_->find(op.in.data, op.in.size_bytes());
+    const bool small = op.in.size_bytes() <= ShmGroup::kFlatBytes;
     const std::size_t line = kLine / element;
     const std::size_t stride =
         ((count + static_cast<std::size_t>(size_) - 1) / static_cast<std::size_t>(size_) + line - 1) / line * line;
     const Parts parts{stride, count};
-    const ShmGroup::Handle mine = group_->find(op.in.data, op.in.size_bytes());
-    if (mine == ShmGroup::kForeign) stage_in(op, parts, 0);
+    if (mine == ShmGroup::kForeign) small ? put_flat(op) : stage_in(op, parts, 0);
     Result<void> ok = group_->arrive(op, mine);
     if (!ok) return ok;
-    if (!all_owned(true)) return staged(op, parts, bytes(op.in.data) + parts.begin(me_) * element, true, mine);
+    if (!all_owned(true)) {
+      if (small) return flat_reduce(op, 0, count, op.in.data, mine);
+      return staged(op, parts, bytes(op.in.data) + parts.begin(me_) * element, true, mine);
+    }
     for (int p = 0; p < size_; ++p) {
       destinations_[static_cast<std::size_t>(p)] = group_->address(group_->in_of(p), p) + parts.begin(me_) * element;
       sources_[static_cast<std::size_t>(p)] = destinations_[static_cast<std::size_t>(p)];
@@ -114,15 +117,16 @@ class ShmTransport final : public Transport {
 
   Result<void> reduce_scatter(Operation& op) {
     const std::size_t element = size_of(op.signature.dtype), count = op.out.count;
-    if (op.in.size_bytes() <= ShmGroup::kFlatBytes) {
-      return flat_reduce(op, static_cast<std::size_t>(me_) * count, count, op.out.data);
-    }
+    const bool small = op.in.size_bytes() <= ShmGroup::kFlatBytes;
     const Parts parts{count, op.in.count};
     const ShmGroup::Handle mine = group_->find(op.in.data, op.in.size_bytes());
-    if (mine == ShmGroup::kForeign) stage_in(op, parts, 0);
+    if (mine == ShmGroup::kForeign) small ? put_flat(op) : stage_in(op, parts, 0);
     Result<void> ok = group_->arrive(op, mine);
     if (!ok) return ok;
-    if (!all_owned(true)) return staged(op, parts, bytes(op.out.data), false, mine);
+    if (!all_owned(true)) {
+      if (small) return flat_reduce(op, static_cast<std::size_t>(me_) * count, count, op.out.data, mine);
+      return staged(op, parts, bytes(op.out.data), false, mine);
+    }
     for (int p = 0; p < size_; ++p) {
       sources_[static_cast<std::size_t>(p)] = group_->address(group_->in_of(p), p) + parts.begin(me_) * element;
     }
@@ -131,12 +135,19 @@ class ShmTransport final : public Transport {
     return group_->step(op);
   }
 
-  // Everybody combines elements [first, first + count) of all flat buffers into `to`.
-  Result<void> flat_reduce(Operation& op, std::size_t first, std::size_t count, void* to) {
-    const std::size_t element = size_of(op.signature.dtype);
+  void put_flat(const Operation& op) {
     if (op.in.count > 0) std::memcpy(group_->flat(op, me_), op.in.data, op.in.size_bytes());
-    Result<void> ok = group_->arrive(op);
-    if (!ok) return ok;
+  }
+
+  // After arrive(): everybody combines elements [first, first + count) of all flat buffers into `to`. Ranks whose
+  // memory is ours have put nothing in yet.
+  Result<void> flat_reduce(Operation& op, std::size_t first, std::size_t count, void* to, ShmGroup::Handle mine) {
+    const std::size_t element = size_of(op.signature.dtype);
+    if (!none_owned()) {
+      if (mine != ShmGroup::kForeign) put_flat(op);
+      Result<void> ok = group_->step(op);
+      if (!ok) return ok;
+    }
     for (int p = 0; p < size_; ++p) sources_[static_cast<std::size_t>(p)] = group_->flat(op, p) + first * element;
     destinations_[0] = to;
     reduce_into(op, 1, count);
