@@ -13,6 +13,7 @@
 #include "common/exit_code.h"
 #include "common/options.h"
 #include "launcher/ctl_client.h"
+#include "launcher/ctl_doctor.h"
 #include "launcher/ctl_status.h"
 #include "launcher/ctl_store.h"
 
@@ -154,6 +155,8 @@ constexpr std::array kCommands = {
             status},
     Command{"drain", "NODE                          stop a node's workers politely; the job goes on without it", drain},
     Command{"stop", "RUN_ID                        stop a job on all its nodes", stop},
+    Command{"doctor", "[--log-dir DIR]               can jobs run on this host: GPUs, limits, names, room, ports",
+            ctl_doctor},
     Command{"store", "get|set|keys|wait|stats ...   look into the key-value store", ctl_store},
 };
 

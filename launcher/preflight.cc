@@ -287,23 +287,14 @@ std::vector<Finding> judge(const HostState& host, const LaunchOptions& options, 
   return findings;
 }
 
-DoctorReport doctor() {
-  LaunchOptions options;  // a job of several nodes with as many workers as there are devices: all checks apply
+std::vector<Finding> doctor(const std::string& log_dir) {
+  LaunchOptions options;
   options.nnodes_max = 2;
-  HostState host = look_around("");
+  HostState host = look_around(log_dir);
   host.host_addresses = addresses_of(host.host_name);
-  options.nproc = std::max<std::int64_t>(2, host.visible_gpus.value_or(0));
-  if (host.visible_gpus.value_or(0) > 0) options.nproc = *host.visible_gpus;
-  DoctorReport report;
-  for (const auto& finding : judge(host, options, true)) {
-    report.healthy &= finding.level == Level::ok;
-    report.text += fmt::format("{:<8} {}: {}\n",
-                               finding.level == Level::ok        ? "ok"
-                               : finding.level == Level::warning ? "warning"
-                                                                 : "error",
-                               finding.subject, finding.text);
-  }
-  return report;
+  const std::int64_t visible = host.visible_gpus.value_or(0);
+  options.nproc = visible > 0 ? visible : 2;
+  return judge(host, options, true);
 }
 
 }  // namespace ddprun::launcher

@@ -47,11 +47,8 @@ std::vector<Finding> judge(const HostState& host, const LaunchOptions& options, 
 // First address of a network interface, IPv4 before IPv6, no link-local one. nullopt: it has none.
 std::optional<std::string> interface_address(const std::string& name);
 
-// For `ddpctl doctor`: the same for a host that has no job yet. Text lines "ok      GPUs: ..." and whether all is well.
-struct DoctorReport {
-  std::string text;
-  bool healthy = true;
-};
-DoctorReport doctor();
+// For `ddpctl doctor`: all checks, as for a job of several nodes with a worker for each GPU (at least 2). Asks the
+// resolver for our own name, which may take seconds.
+std::vector<Finding> doctor(const std::string& log_dir);
 
 }  // namespace ddprun::launcher

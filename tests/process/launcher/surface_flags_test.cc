@@ -562,6 +562,24 @@ TEST_F(Flags, LegacyLocalRankStyle) {
   EXPECT_EQ(launch({"--no-python", "echo", "b"}).code, 2);
 }
 
+TEST_F(Flags, DdpctlDoctor) {
+  runner.environment["LD_LIBRARY_PATH"] = std::string(DDPRUN_BINARY_DIR) + "/tests/fake_nvml";
+  runner.environment["FAKE_NVML_GPUS"] = "2";
+  HeldPort port;
+  const std::string endpoint = "--rdzv-endpoint=127.0.0.1:" + std::to_string(port.port);
+  auto run = runner.run({"ddpctl", endpoint, "doctor", "--log-dir=."});
+  EXPECT_THAT(run.out, AllOf(HasSubstr("ok       GPUs: 2 of 2 can be seen"), HasSubstr("open files: limit"),
+                             HasSubstr("log directory: "), HasSubstr("nobody serves it now")));
+  EXPECT_THAT(run.code, testing::AnyOf(0, 1)) << run.err;  // 1: this host's own warnings
+  ASSERT_EQ(::listen(port.fd, 4), 0);
+  run = runner.run({"ddpctl", endpoint, "doctor"});
+  EXPECT_THAT(run.out, HasSubstr("served by pid " + std::to_string(::getpid())));
+  runner.environment["FAKE_NVML_GPUS"] = "300";
+  run = runner.run({"/bin/sh", "-c", std::string("ulimit -n 200; ") + DDPRUN_BINARY_DIR + "/ddpctl doctor"});
+  EXPECT_EQ(run.code, 78);
+  EXPECT_EQ(run.out.rfind("error    open files: the limit is 200", 0), 0u) << run.out;
+}
+
 TEST_F(Flags, UnknownOptionNamesTheNearest) {
   const auto run = ddprun({"--nprocs-per-node=2", "x.py"});
   EXPECT_EQ(run.code, 2);
