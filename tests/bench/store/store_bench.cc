@@ -136,14 +136,16 @@ class Bench {
   void storms(int clients) {
     const std::string row = "storm of " + std::to_string(clients);
     if (!wanted(row)) return;
-    std::vector<std::vector<double>> connects(servers_.size()), barriers(servers_.size());
+    std::vector<std::vector<double>> connects(servers_.size()), barriers(servers_.size()), cpu(servers_.size());
     int lost = 0;
     for (int round = 0; round < options_.rounds; ++round) {
       for (std::size_t s = 0; s < servers_.size(); ++s) {
         const std::string key = "/barrier/" + std::to_string(clients) + "/" + std::to_string(round);
+        const double before = bench::cpu_s(servers_[s].pid);
         const auto storm = bench::storm(servers_[s].port, clients, 8, key);
         connects[s].push_back(storm.connect_s);
         barriers[s].push_back(storm.barrier_s);
+        cpu[s].push_back(bench::cpu_s(servers_[s].pid) - before);
         lost += storm.lost;
       }
     }
@@ -154,6 +156,7 @@ class Bench {
       for (std::size_t i = 0; i < connects[s].size(); ++i) sums[s].push_back(connects[s][i] + barriers[s][i]);
     }
     print(row + ": both", sums, "ms", 1e3);
+    print(row + ": CPU time of the server", cpu, "ms", 1e3);
     if (lost > 0) std::printf("| %s: clients lost | %d |\n", row.c_str(), lost);
   }
 
