@@ -786,7 +786,7 @@ void Membership::form(TimePoint now, Actions& out) {
   }
 }
 
-void Membership::expire(const NodeId& id, TimePoint now, Actions& out) {
+rdzv::Shutdown Membership::expiry() const {
   rdzv::Shutdown shutdown;
   shutdown.cause = rdzv::ShutdownCause::too_few_nodes;
   const auto limit = seconds(config_.join_timeout);
@@ -806,8 +806,7 @@ void Membership::expire(const NodeId& id, TimePoint now, Actions& out) {
         "started with --rdzv-id={} and this endpoint? (--rdzv-conf join_timeout)",
         limit, here, min_nodes(), hosts, missing_ranks(), run_id_.value);
   }
-  out.push_back(Send{id, shutdown});
-  depart(id, "gave up: its join timeout passed", false, now, out);
+  return shutdown;
 }
 
 void Membership::forgive(Duration by) {
@@ -868,8 +867,12 @@ void Membership::scan(TimePoint now, Actions& out) {
     depart(id, fmt::format("is lost: silent for {} s", seconds(lost_after())), true, now, out);
   }
   // Those that expire now are told about one another as they were, so the sentence is built before any of them goes.
-  for (const NodeId& id : late) {
-    if (phase_ == Phase::forming && nodes_.contains(id)) expire(id, now, out);
+  if (!late.empty() && phase_ == Phase::forming) {
+    const rdzv::Shutdown last_word = expiry();
+    for (const NodeId& id : late) {
+      out.push_back(Send{id, last_word});
+      depart(id, "gave up: its join timeout passed", false, now, out);
+    }
   }
   if (!nodes_.empty()) look_again_at(now + lost_after());
   try_form(now, out);

@@ -160,7 +160,7 @@ class Membership {
   void end(const rdzv::ServerMessage& message, std::string result, Actions& out);
   void try_form(TimePoint now, Actions& out);
   void form(TimePoint now, Actions& out);
-  void expire(const NodeId& node, TimePoint now, Actions& out);
+  rdzv::Shutdown expiry() const;
   void scan(TimePoint now, Actions& out);
   void look_again_at(TimePoint when);
 

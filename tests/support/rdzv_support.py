@@ -1,0 +1,327 @@
+"""What the rendezvous tests share: processes that are ended by pid, hosts in network namespaces, the worlds that ran.
+
+Standard library only. DDPRUN_BINARY_DIR names the folder with the programs.
+"""
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+BIN = pathlib.Path(os.environ.get("DDPRUN_BINARY_DIR", "build/release")).resolve()
+LIMIT = 60  # seconds that any single wait may take on a busy machine
+
+# A worker: says when it lives (monotonic clock, shared by all "hosts" of this machine), ends as it is told.
+WORKER = r"""
+import json, os, signal, sys, time
+folder, beat = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 0.1
+e = os.environ
+me = {"round": int(e["DDPRUN_ROUND"]), "rank": int(e["RANK"]), "world": int(e["WORLD_SIZE"]), "pid": os.getpid(),
+      "restart": int(e["TORCHELASTIC_RESTART_COUNT"]), "group": int(e["GROUP_RANK"]), "start": time.monotonic(),
+      "host": os.environ.get("TEST_HOST", ""), "master": e["MASTER_ADDR"] + ":" + e["MASTER_PORT"]}
+path = f"{folder}/w.{os.getpid()}.{me['round']}"
+def note(**more):
+    with open(path + ".tmp", "w") as f:
+        json.dump({**me, "last": time.monotonic(), **more}, f)
+    os.rename(path + ".tmp", path)
+def end(code):
+    note(end=time.monotonic(), code=code)
+    os._exit(code)
+signal.signal(signal.SIGTERM, lambda *_: end(int(os.environ.get("TEST_TERM_CODE", "143"))))
+note()
+orders = [f"{folder}/stop", f"{folder}/rank{me['rank']}", f"{folder}/rank{me['rank']}.round{me['round']}"]
+while True:
+    for path_of_order in orders:
+        try:
+            with open(path_of_order) as f:
+                end(int(f.read() or 0))
+        except OSError:
+            pass
+    time.sleep(beat)
+    note()
+"""
+
+
+def poll(what, condition, limit=LIMIT):
+    end = time.monotonic() + limit
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"after {limit} s still not: {what}")
+        time.sleep(0.02)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Process:
+    def __init__(self, name, command, folder, env):
+        self.name, self.command = name, command
+        self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
+        with open(self.out, "ab") as out, open(self.err, "ab") as err:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env,
+                                            start_new_session=True)
+        self.pid = self.process.pid
+
+    def wait(self, limit=LIMIT):
+        try:
+            return self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} still runs after {limit} s:\n{self.errors()}") from None
+
+    def errors(self):
+        return self.err.read_text(errors="replace")
+
+    def signal(self, number):
+        if self.process.poll() is None:
+            os.kill(self.pid, number)
+
+
+class RendezvousTest(unittest.TestCase):
+    def setUp(self):
+        self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddprun-rdzv-"))
+        self.addCleanup(shutil.rmtree, self.dir, ignore_errors=True)
+        self.token = f"{os.getpid()}-{time.monotonic_ns()}"
+        self.processes = []
+        self.addCleanup(self.kill_all)
+        (self.dir / "worker.py").write_text(WORKER)
+
+    def environment(self, **more):
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "TORCHELASTIC_"))}
+        return {**env, "DDPRUN_TEST_TOKEN": self.token, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+    def start(self, name, *command, prefix=(), **env):
+        words = [*prefix, *map(str, command)]
+        process = Process(name, words, self.dir, self.environment(**env))
+        self.processes.append(process)
+        return process
+
+    def tagged(self):
+        """Pids of everything that this test started, directly or not."""
+        found, mark = [], f"DDPRUN_TEST_TOKEN={self.token}".encode()
+        for entry in os.listdir("/proc"):
+            if not entry.isdigit():
+                continue
+            try:
+                with open(f"/proc/{entry}/environ", "rb") as f:
+                    if mark in f.read().split(b"\0") and running(int(entry)):
+                        found.append(int(entry))
+            except OSError:
+                pass
+        return found
+
+    def kill_all(self):
+        for _ in range(3):
+            for pid in self.tagged():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except OSError:
+                    pass
+        for process in self.processes:
+            process.process.wait()
+
+    def assert_nothing_left(self, *but):
+        keep = {p.pid for p in but}
+        poll("no process is left", lambda: not set(self.tagged()) - keep, 10)
+
+    def daemon(self, port, name="daemon", prefix=(), extra=(), **env):
+        process = self.start(name, BIN / "ddprun-rendezvous", "--port", port, *extra, prefix=prefix, **env)
+        poll("the daemon serves", lambda: "serving port" in process.errors().rpartition("stopped")[2] or
+             process.process.poll() is not None)
+        self.assertIsNone(process.process.poll(), process.errors())
+        return process
+
+    def node(self, name, endpoint, *flags, nnodes="2", nproc=1, conf="", prefix=(), worker=None, **env):
+        options = [f"--nnodes={nnodes}", f"--nproc-per-node={nproc}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}",
+                   "--rdzv-id=job"]
+        if conf:
+            options.append(f"--rdzv-conf={conf}")
+        command = worker or [self.dir / "worker.py", self.dir]
+        return self.start(name, BIN / "ddprun", *options, *flags, *command, prefix=prefix, TEST_HOST=name, **env)
+
+    def workers(self):
+        import json
+        found = []
+        for path in self.dir.glob("w.*"):
+            if path.suffix != ".tmp":
+                try:
+                    found.append(json.loads(path.read_text()))
+                except OSError:
+                    pass
+        return sorted(found, key=lambda w: (w["round"], w["rank"], w["start"]))
+
+    def alive(self):
+        return [w for w in self.workers() if running(w["pid"]) and "end" not in w]
+
+    def wait_for_world(self, size, newer_than=0, limit=LIMIT):
+        """The workers of a whole world of `size` ranks of a round > `newer_than`, all alive."""
+        def whole():
+            ranks = {w["rank"]: w for w in self.alive() if w["round"] > newer_than and w["world"] == size}
+            if len(ranks) == size and len({w["round"] for w in ranks.values()}) == 1:
+                return list(ranks.values())
+            return None
+        try:
+            return poll(f"a world of {size} runs", whole, limit)
+        except AssertionError as error:
+            logs = "\n".join(f"--- {p.name}\n{p.errors()[-3000:]}" for p in self.processes)
+            raise AssertionError(f"{error}; workers: {self.workers()}\n{logs}") from None
+
+    def order(self, name, text="0"):
+        """A file that workers obey: stop, rank1, rank1.round2; its text is the exit code."""
+        temporary = self.dir / f".{name}"
+        temporary.write_text(text)
+        temporary.rename(self.dir / name)
+
+    def end_well(self, *nodes):
+        self.order("stop")
+        for node in nodes:
+            self.assertEqual(node.wait(), 0, node.errors())
+
+    def assert_one_world_at_a_time(self, slack=0.0):
+        """No worker of a round lived when a worker of a later round began."""
+        seen = self.workers()
+        for new in seen:
+            for old in seen:
+                if old["round"] < new["round"]:
+                    gone = old.get("end", old["last"])
+                    self.assertLessEqual(gone, new["start"] + slack,
+                                         f"two live worlds: {old} and {new}")
+                elif old["round"] == new["round"] and old["pid"] != new["pid"]:
+                    self.assertNotEqual(old["rank"], new["rank"], f"a rank twice: {old} and {new}")
+
+    def ctl(self, endpoint, *words, prefix=()):
+        return subprocess.run([*prefix, BIN / "ddpctl", "--rdzv-endpoint", endpoint, *words], capture_output=True,
+                              text=True, timeout=LIMIT, env=self.environment(), check=False)
+
+
+class Hosts:
+    """N hosts 10.84.X.1.. in network namespaces on one bridge. Root only. Impairments are silent: no FIN, no RST."""
+
+    def __init__(self, count, number=0):
+        self.base = f"dr{os.getpid() % 100000}x{number}"
+        self.net = f"10.84.{number}"
+        self.count, self.down = count, set()
+        self.hub = f"{self.base}h"
+
+    @staticmethod
+    def possible():
+        if os.geteuid() != 0:
+            return "needs root for network namespaces"
+        for tool in ("ip", "nft"):
+            if shutil.which(tool) is None and not os.path.exists(f"/usr/sbin/{tool}"):
+                return f"needs {tool}"
+        probe = subprocess.run(["ip", "netns", "add", f"drp{os.getpid()}"], capture_output=True, text=True, check=False,
+                               env={**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"})
+        if probe.returncode != 0:
+            return "cannot make network namespaces: " + probe.stderr.strip()
+        Hosts._do("ip", "netns", "del", f"drp{os.getpid()}")
+        return None
+
+    @staticmethod
+    def _do(*words, check=True, stdin=None):
+        env = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
+        done = subprocess.run(words, capture_output=True, text=True, env=env, input=stdin, check=False)
+        if check and done.returncode != 0:
+            raise AssertionError(f"{' '.join(words)}: {done.stderr}")
+        return done
+
+    def ns(self, i):
+        return f"{self.base}n{i}"
+
+    def up(self):
+        self._do("ip", "netns", "add", self.hub)
+        self._do("ip", "-n", self.hub, "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
+        self._do("ip", "-n", self.hub, "link", "set", "br0", "up")
+        for i in range(1, self.count + 1):
+            self._do("ip", "netns", "add", self.ns(i))
+            self._do("ip", "-n", self.hub, "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", self.ns(i))
+            self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "master", "br0", "up")
+            self._do("ip", "-n", self.ns(i), "link", "set", "lo", "up")
+            self._do("ip", "-n", self.ns(i), "addr", "add", f"{self.net}.{i}/24", "dev", "eth0")
+            self._do("ip", "-n", self.ns(i), "link", "set", "eth0", "up")
+
+    def close(self):
+        for name in [self.ns(i) for i in range(1, self.count + 1)] + [self.hub]:
+            pids = self._do("ip", "netns", "pids", name, check=False).stdout.split()
+            for pid in pids:
+                try:
+                    os.kill(int(pid), signal.SIGKILL)
+                except OSError:
+                    pass
+            self._do("ip", "netns", "del", name, check=False)
+
+    def on(self, i):
+        """Words before a command that make it run on host i."""
+        return ("/usr/sbin/ip" if os.path.exists("/usr/sbin/ip") else "ip", "netns", "exec", self.ns(i))
+
+    def ip(self, i):
+        return f"{self.net}.{i}"
+
+    def cut(self, i, source=None):
+        """Drops silently what host i receives (from `source`, or all but loopback), and without source what it sends."""
+        where = f"ip saddr {self.ip(source)}" if source else 'iifname "eth0"'
+        rules = f"add table inet cut\nadd chain inet cut in {{ type filter hook input priority 0; }}\nadd rule inet cut in {where} drop\n"
+        if source is None:
+            rules += ("add chain inet cut out { type filter hook postrouting priority 0; }\n"
+                      'add rule inet cut out oifname "eth0" drop\n')
+        self._do(*self.on(i), "nft", "-f", "-", stdin=rules)
+
+    def heal(self, i):
+        self._do(*self.on(i), "nft", "delete", "table", "inet", "cut", check=False)
+
+    def crash(self, i):
+        """A power cut: the link first, then all processes; nothing of it is heard outside."""
+        self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "down")
+        for _ in range(100):
+            pids = self._do("ip", "netns", "pids", self.ns(i)).stdout.split()
+            if not pids:
+                break
+            for pid in pids:
+                try:
+                    os.kill(int(pid), signal.SIGKILL)
+                except OSError:
+                    pass
+            time.sleep(0.01)
+        # Sockets of the dead would answer with RST after the link is back: a rebooted host has none of them.
+        self._do("ip", "-n", self.hub, "link", "del", f"v{i}")
+
+    def boot(self, i):
+        self._do("ip", "netns", "del", self.ns(i))
+        self._do("ip", "netns", "add", self.ns(i))
+        self._do("ip", "-n", self.hub, "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", self.ns(i))
+        self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "master", "br0", "up")
+        self._do("ip", "-n", self.ns(i), "link", "set", "lo", "up")
+        self._do("ip", "-n", self.ns(i), "addr", "add", f"{self.net}.{i}/24", "dev", "eth0")
+        self._do("ip", "-n", self.ns(i), "link", "set", "eth0", "up")
+
+
+def hello(version=1, kind=1):
+    return b"DDPRRDZV" + struct.pack("<HB", version, kind)
+
+
+def main():
+    """python3 FILE [Class.test ...]; exit 77 when all that was asked for was skipped."""
+    program = unittest.main(module="__main__", exit=False, verbosity=2)
+    result = program.result
+    if not result.wasSuccessful():
+        sys.exit(1)
+    sys.exit(77 if result.testsRun == len(result.skipped) else 0)
