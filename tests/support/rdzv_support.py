@@ -197,16 +197,15 @@ class RendezvousTest(unittest.TestCase):
             self.assertEqual(node.wait(), 0, node.errors())
 
     def assert_one_world_at_a_time(self, slack=0.0):
-        """No worker of a round lived when a worker of a later round began."""
-        seen = self.workers()
-        for new in seen:
-            for old in seen:
-                if old["round"] < new["round"]:
-                    gone = old.get("end", old["last"])
-                    self.assertLessEqual(gone, new["start"] + slack,
-                                         f"two live worlds: {old} and {new}")
-                elif old["round"] == new["round"] and old["pid"] != new["pid"]:
-                    self.assertNotEqual(old["rank"], new["rank"], f"a rank twice: {old} and {new}")
+        """Workers that live at the same time are of one round, and no two have one rank."""
+        seen = sorted(self.workers(), key=lambda w: w["start"])
+        for i, one in enumerate(seen):
+            gone = one.get("end", one["last"])
+            for other in seen[i + 1:]:
+                if other["start"] >= gone - slack:
+                    continue  # began when this one had ended
+                self.assertEqual(one["round"], other["round"], f"two live worlds: {one} and {other}")
+                self.assertNotEqual(one["rank"], other["rank"], f"a rank twice: {one} and {other}")
 
     def ctl(self, endpoint, *words, prefix=()):
         return subprocess.run([*prefix, BIN / "ddpctl", "--rdzv-endpoint", endpoint, *words], capture_output=True,
