@@ -29,7 +29,7 @@ std::vector<OptionSpec> option_specs() {
 const OptionTable& option_table() {
   static const OptionTable table("trainer",
                                  "trainer --config FILE [--set KEY=VALUE]...\n"
-                                 "       trainer tokenize | plot   (each with its own --help)",
+                                 "       trainer tokenize | plot | bench   (each with its own --help)",
                                  option_specs(), RestPolicy::none);
   return table;
 }
