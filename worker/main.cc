@@ -11,6 +11,7 @@
 #include "worker/config.h"
 #include "worker/options.h"
 #include "worker/plot.h"
+#include "worker/session.h"
 #include "worker/stop_signal.h"
 #include "worker/tokenize.h"
 #include "worker/train_loop.h"

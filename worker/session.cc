@@ -3,9 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
+#include "common/exit_code.h"
+#include "common/log.h"
 #include "worker/agree.h"
 #include "worker/checkpoint/crc32c.h"
 #include "worker/comm/factory.h"
@@ -15,6 +21,9 @@
 
 namespace ddprun::trainer {
 namespace {
+
+// Until the first step: one rank may read files while the others wait for it.
+constexpr std::chrono::milliseconds kSetupTimeout{600'000};
 
 comm::DType comm_type(engine::DType dtype) {
   // The two enumerations have the same members in the same order.
@@ -192,6 +201,23 @@ Result<void> open_local(Session& s) {
   return {};
 }
 
+Result<void> make_optimizer(Session& s) {
+  auto optimizer = optim::Optimizer::create(s.config.optimizer, *s.store);
+  if (optimizer) s.optimizer = std::move(*optimizer);
+  return s.together(optimizer ? Result<void>() : Result<void>(optimizer.error()));
+}
+
+// Rank 0's blocks to all. Blocks on a device go one by one: packing small ones together is the host's way.
+Result<void> broadcast_blocks(Session& s, const std::vector<comm::Block>& blocks) {
+  if (s.world_size() == 1 || blocks.empty()) return {};
+  if (s.device == nullptr) return ddp::broadcast_state(*s.communicator, blocks);
+  for (const comm::Block& block : blocks) {
+    auto sent = s.communicator->broadcast(block, 0).wait();
+    if (!sent) return sent;
+  }
+  return {};
+}
+
 Result<void> make_reducer(Session& s) {
   const std::int64_t batch = std::min(s.config.data.batch_size, s.sampler->samples_per_rank());
   auto planned = s.plans->get(batch, /*training=*/true);
@@ -203,9 +229,7 @@ Result<void> make_reducer(Session& s) {
   if (!reducer) return std::move(reducer).error();
   s.reducer = std::move(*reducer);
   for (const ddp::ParamId id : order) s.store->set_gradient(engine::ParamId{id}, s.reducer->gradient_bytes(id));
-  auto optimizer = optim::Optimizer::create(s.config.optimizer, *s.store);
-  if (optimizer) s.optimizer = std::move(*optimizer);
-  return s.together(optimizer ? Result<void>() : Result<void>(optimizer.error()));
+  return make_optimizer(s);
 }
 
 Result<std::optional<checkpoint::LoadedCheckpoint>> choose_checkpoint(Session& s) {
@@ -304,16 +328,6 @@ Result<void> share_state(Session& s) {
   return {};
 }
 
-// Rank 0's memory to all. On the host small blocks travel packed together; device memory goes as it lies.
-Result<void> share_blocks(Session& s, const std::vector<comm::Block>& blocks) {
-  if (s.device == nullptr) return ddp::broadcast_state(*s.communicator, blocks);
-  for (const comm::Block& block : blocks) {
-    auto sent = s.communicator->broadcast(block, 0).wait();
-    if (!sent) return sent;
-  }
-  return {};
-}
-
 std::vector<checkpoint::TensorShape> model_tensors(const engine::ParameterStore& store) {
   std::vector<checkpoint::TensorShape> tensors;
   for (const engine::Parameter& p : store.parameters()) {
@@ -339,11 +353,48 @@ std::vector<checkpoint::TensorShape> optimizer_tensors(optim::Optimizer& optimiz
 
 Result<void> Session::together(Result<void> mine) {
   Agreement agreement = agree(*communicator, std::move(mine));
-  said_elsewhere = said_elsewhere || agreement.said_elsewhere;
+  if (agreement.result || error_is_said) return std::move(agreement.result);
+  error_is_said = true;
+  if (agreement.said_elsewhere) {
+    // Ends with an error as soon as the rank that failed is gone.
+    communicator->set_timeout(std::chrono::seconds(5));
+    [[maybe_unused]] const auto gone = communicator->barrier();
+  } else {
+    say_error(env, agreement.result.error());
+  }
   return std::move(agreement.result);
 }
 
-Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, bool& said_elsewhere) {
+int exit_code_of(const Error& error) {
+  switch (error.code()) {
+    case Errc::malformed:
+    case Errc::invalid_argument:
+    case Errc::not_found:
+      return exit_code::kPermanent;
+    default:
+      return exit_code::kFailure;
+  }
+}
+
+void say_error(const WorkerEnv& env, const Error& error) {
+  std::fprintf(stderr, "trainer: rank %lld: %s\n", static_cast<long long>(env.rank.value), error.message().c_str());
+  write_error_file(env.error_file, error.message(), exit_code_of(error));
+}
+
+void write_error_file(const std::string& path, const std::string& message, int exit_code) {
+  if (path.empty()) return;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  nlohmann::ordered_json json;
+  json["message"]["message"] = message;
+  json["message"]["errorCode"] = exit_code;
+  json["message"]["extraInfo"]["timestamp"] =
+      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now).count());
+  std::ofstream file(path);
+  file << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  if (!file.good()) log_warning("cannot write the error file {}", path);
+}
+
+Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, bool& error_is_said) {
   auto session = std::make_unique<Session>();
   Session& s = *session;
   s.config = config;
@@ -356,12 +407,13 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
   auto communicator = comm::make_communicator(env, options);
   if (!communicator) return std::move(communicator).error();
   s.communicator = std::move(*communicator);
+  s.communicator->set_timeout(kSetupTimeout);
 
   Result<void> done = s.together(open_local(s));
   if (done) done = make_reducer(s);
   if (done) done = s.together(s.is_root() ? restore(s) : Result<void>());
   if (done) done = share_state(s);
-  if (done) done = share_blocks(s, state_blocks(*s.store, /*buffers_only=*/false));
+  if (done) done = broadcast_blocks(s, state_blocks(*s.store, /*buffers_only=*/false));
   if (done) {
     s.store->refresh_mirrors();
     if (s.resumed) {
@@ -369,11 +421,11 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
       for (const optim::StateTensor& t : s.optimizer->state()) {
         blocks.push_back(comm::Block{t.data, static_cast<std::size_t>(t.shape.count()), comm_type(t.dtype)});
       }
-      done = share_blocks(s, blocks);
+      done = broadcast_blocks(s, blocks);
     }
   }
   if (done) done = ddp::check_equal(*s.communicator, "training samples", s.train_data->size());
-  said_elsewhere = s.said_elsewhere;
+  error_is_said = s.error_is_said;
   if (!done) return std::move(done).error();
   if (s.directory != nullptr) {
     s.writer = std::make_unique<checkpoint::CheckpointWriter>(*s.directory, s.config.checkpoint.keep,
@@ -383,9 +435,7 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
 }
 
 Result<void> broadcast_buffers(Session& session) {
-  const std::vector<comm::Block> blocks = state_blocks(*session.store, /*buffers_only=*/true);
-  if (blocks.empty()) return {};
-  return share_blocks(session, blocks);
+  return broadcast_blocks(session, state_blocks(*session.store, /*buffers_only=*/true));
 }
 
 std::uint32_t parameter_checksum(const Session& session) {

@@ -24,6 +24,11 @@ class DeviceContext;
 namespace ddprun::trainer {
 
 // All that one rank's run is made of, in the order in which it is made and given up.
+// Tells the user, and the launcher by torch elastic's error file (TORCHELASTIC_ERROR_FILE), why this rank ends.
+void say_error(const WorkerEnv& env, const Error& error);
+void write_error_file(const std::string& path, const std::string& message, int exit_code);
+int exit_code_of(const Error& error);
+
 struct Session {
   TrainerConfig config;
   WorkerEnv env;
@@ -44,18 +49,19 @@ struct Session {
   bool resumed = false;
   std::vector<std::string> notes;  // what rank 0 has to say about the start
 
-  bool said_elsewhere = false;  // the error that ends this run is printed by another rank
+  bool error_is_said = false;  // the error that ends this run has been told to the user, here or by another rank
 
   int rank() const { return communicator->rank(); }
   int world_size() const { return communicator->world_size(); }
   bool is_root() const { return rank() == 0; }
-  // Every rank's part of a phase is done: see agree().
+  // Every rank's part of a phase is done: see agree(). On failure the rank that failed says so at once and the others
+  // wait for its end (a moment), so that the launcher sees the cause before its consequences.
   Result<void> together(Result<void> mine);
 };
 
 // Collective: data, model, initial or resumed state, equal on all ranks afterwards.
-// said_elsewhere: the error is one that another rank prints.
-Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, bool& said_elsewhere);
+// error_is_said: the error has been told to the user already.
+Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, bool& error_is_said);
 
 // Rank 0's buffers (running statistics) to all. Collective.
 Result<void> broadcast_buffers(Session& session);

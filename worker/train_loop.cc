@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -58,6 +57,7 @@ class TrainLoop {
   Result<StepResult> step(std::int64_t samples_left);
   Result<void> micro_batch(double weight, bool last, double& loss_sum, std::int64_t& samples);
   Result<void> take_part_without_work();
+  Error everywhere(const std::string& message);
   Result<void> bad_loss(double own_loss);
   void update(double mean_loss, StepResult& result);
   Result<void> after_step(const StepResult& result, double lr, double scale, TimePoint started);
@@ -273,16 +273,14 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   const optim::GradientSummary gradients = optim::summarise_gradients(*s_.store, s_.scaler.inverse());
   result.skipped = gradients.found_inf || !std::isfinite(result.loss);
   if (result.skipped && !s_.config.precision.scale_loss && s_.config.train.on_nan == OnNan::stop) {
-    // The same on every rank, since gradients are: no need to ask.
-    return Error(Errc::invalid_argument,
-                 fmt::format("step {}: the gradient is not finite (loss {}). Lower optimizer.lr, set "
-                             "optimizer.clip_grad_norm, or use train.on_nan: skip",
-                             s_.state.step + 1, result.loss));
+    return everywhere(
+        fmt::format("step {}: the gradient is not finite (loss {}). Lower optimizer.lr, set "
+                    "optimizer.clip_grad_norm, or use train.on_nan: skip",
+                    s_.state.step + 1, result.loss));
   }
   if (result.skipped && s_.config.precision.scale_loss && s_.scaler.scale() < 1e-6) {
-    return Error(Errc::invalid_argument, fmt::format("step {}: gradients are not finite at a loss scale of {:.3g}: the "
-                                                     "run has diverged",
-                                                     s_.state.step + 1, s_.scaler.scale()));
+    return everywhere(fmt::format("step {}: gradients are not finite at a loss scale of {:.3g}: the run has diverged",
+                                  s_.state.step + 1, s_.scaler.scale()));
   }
   if (!result.skipped) {
     optim::GradientFactors factors;
@@ -304,6 +302,13 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
     state.epoch_loss_count += result.samples;
   }
   return result;
+}
+
+// An error that every rank meets at once, since gradients are equal: rank 0 says it.
+Error TrainLoop::everywhere(const std::string& message) {
+  Error error(Errc::invalid_argument, message);
+  auto told = s_.together(s_.is_root() ? Result<void>(error) : Result<void>());
+  return told ? error : std::move(told).error();
 }
 
 // All ranks know that the mean is not finite; whose loss was it?
@@ -536,50 +541,21 @@ Result<int> TrainLoop::finish(bool stopped) {
   return exit_code::kOk;
 }
 
-int exit_code_of(const Error& error) {
-  switch (error.code()) {
-    case Errc::malformed:
-    case Errc::invalid_argument:
-    case Errc::not_found:
-      return exit_code::kPermanent;
-    default:
-      return exit_code::kFailure;
-  }
-}
-
-int fail(const Error& error, bool said_elsewhere, const WorkerEnv& env) {
-  const int code = exit_code_of(error);
-  if (!said_elsewhere) {
-    std::fprintf(stderr, "trainer: rank %lld: %s\n", static_cast<long long>(env.rank.value), error.message().c_str());
-    write_error_file(env.error_file, error.message(), code);
-  }
-  return code;
-}
-
 }  // namespace
 
-void write_error_file(const std::string& path, const std::string& message, int exit_code) {
-  if (path.empty()) return;
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  nlohmann::ordered_json json;
-  json["message"]["message"] = message;
-  json["message"]["errorCode"] = exit_code;
-  json["message"]["extraInfo"]["timestamp"] =
-      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(now).count());
-  std::ofstream file(path);
-  file << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
-  if (!file.good()) log_warning("cannot write the error file {}", path);
-}
-
 int train(const TrainerConfig& config, const WorkerEnv& env, StopSignal& stop) {
-  bool said_elsewhere = false;
-  auto session = open_session(config, env, said_elsewhere);
-  if (!session) return fail(session.error(), said_elsewhere, env);
+  const auto fail = [&env](const Error& error, bool is_said) {
+    if (!is_said) say_error(env, error);
+    return exit_code_of(error);
+  };
+  bool error_is_said = false;
+  auto session = open_session(config, env, error_is_said);
+  if (!session) return fail(session.error(), error_is_said);
   Session& s = **session;
   Reporter reporter(config.log.file, /*quiet=*/!s.is_root());
   TrainLoop loop(s, stop, reporter);
   auto code = loop.run();
-  if (!code) return fail(code.error(), s.said_elsewhere, env);
+  if (!code) return fail(code.error(), s.error_is_said);
   return *code;
 }
 

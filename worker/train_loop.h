@@ -15,7 +15,4 @@ namespace ddprun::trainer {
 // wrong has been said on stderr when it returns, by one rank.
 int train(const TrainerConfig& config, const WorkerEnv& env, StopSignal& stop);
 
-// The failure as torch elastic's error file (TORCHELASTIC_ERROR_FILE), so that the launcher's report can quote it.
-void write_error_file(const std::string& path, const std::string& message, int exit_code);
-
 }  // namespace ddprun::trainer

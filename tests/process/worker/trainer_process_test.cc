@@ -276,6 +276,7 @@ TEST_F(Trainer, ANanLossNamesStepAndRankAndEndsAll) {
   const Finished stopped = run(2);
   EXPECT_EQ(stopped.code, 78) << said(stopped);
   EXPECT_THAT(stopped.err, ::testing::ContainsRegex("trainer: rank [01]: step [0-9]+: the (loss|gradient)"));
+  EXPECT_EQ(own_lines(stopped), 1) << said(stopped);
 }
 
 TEST_F(Trainer, ANanLossMayBeSkipped) {
