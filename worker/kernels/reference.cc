@@ -37,14 +37,14 @@ class Reference final : public Kernels {
     return memory;
   }
   void release(void* memory) override { std::free(memory); }
-  void copy_in(void* device, const void* host, std::size_t n) override { std::memcpy(device, host, n); }
-  void copy_out(void* host, const void* device, std::size_t n) override { std::memcpy(host, device, n); }
+  void copy_in(void* device, const void* host, std::size_t n) override { copy(device, host, n); }
+  void copy_out(void* host, const void* device, std::size_t n) override { copy(host, device, n); }
   void synchronize() override {}
   void zero(void* memory, std::size_t n) override { std::memset(memory, 0, n); }
-  void copy(void* out, const void* in, std::size_t n) override { std::memcpy(out, in, n); }
-  void to_low(void* low, const Master* master, I n) override {
-    std::memcpy(low, master, static_cast<std::size_t>(n) * 8);
+  void copy(void* out, const void* in, std::size_t n) override {
+    if (n > 0) std::memcpy(out, in, n);
   }
+  void to_low(void* low, const Master* master, I n) override { copy(low, master, static_cast<std::size_t>(n) * 8); }
   void from_f32(void* out, const float* in, I n) override { std::copy(in, in + n, d(out)); }
   void to_f32(float* out, const void* in, I n) override {
     for (I i = 0; i < n; ++i) out[i] = static_cast<float>(d(in)[i]);
