@@ -53,6 +53,16 @@ LogLevel log_level(std::string_view name) {
                              : LogLevel::info;
 }
 
+// "unknown option '-np' (see --help)" -> the same and what to write here.
+Error with_hint(Error error) {
+  constexpr std::string_view kStart = "unknown option '";
+  const std::string& message = error.message();
+  if (!message.starts_with(kStart)) return error;
+  const auto end = message.find('\'', kStart.size());
+  const auto hint = foreign_option_hint(message.substr(kStart.size(), end - kStart.size()));
+  return hint.empty() ? error : Error(error.code(), message + ": " + hint);
+}
+
 int usage_error(const std::string& program, const Error& error) {
   fmt::print(stderr, "{}: {}\n", program, error.message());
   return exit_code::kUsage;
@@ -73,7 +83,7 @@ int run(int argc, char** argv) {
   const auto& table = option_table(flavour);
   const auto environment = process_environment();
   auto parsed = table.parse(arguments, environment);
-  if (!parsed) return usage_error(context.program_name, parsed.error());
+  if (!parsed) return usage_error(context.program_name, with_hint(std::move(parsed).error()));
   if (parsed->flag("help")) return fmt::print("{}", table.help()), exit_code::kOk;
   if (parsed->flag("version")) return fmt::print("{}", version_text(context.program_name)), exit_code::kOk;
   if (parsed->flag("help-markdown")) return fmt::print("{}", table.markdown()), exit_code::kOk;

@@ -1,5 +1,8 @@
 #include "launcher/options.h"
 
+#include <algorithm>
+#include <initializer_list>
+
 // The flags of ddprun and ddprun-launch. One table: parsing, PET_* variables, --help and the README's list come from
 // it.
 namespace ddprun::launcher {
@@ -216,6 +219,29 @@ const OptionTable& option_table(Flavour flavour) {
   static const OptionTable run = make_table(Flavour::run);
   static const OptionTable launch = make_table(Flavour::launch);
   return flavour == Flavour::launch ? launch : run;
+}
+
+std::string foreign_option_hint(const std::string& word) {
+  std::string name = word.substr(0, word.find('='));
+  name.erase(0, name.find_first_not_of('-'));
+  std::replace(name.begin(), name.end(), '_', '-');
+  const auto is = [&name](std::initializer_list<const char*> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  if (is({"n", "np", "p", "ngpus", "gpus", "num-gpus", "num-processes", "num-proc", "ntasks", "ppn", "workers"})) {
+    return "write --nproc-per-node=N for N workers on this node";
+  }
+  if (is({"N", "nodes", "num-nodes", "num-machines", "nnode"})) return "write --nnodes=N";
+  if (is({"machine-rank", "node-id", "noderank"})) return "write --node-rank=N";
+  if (is({"main-process-port", "port"})) return "write --master-port=PORT";
+  if (is({"main-process-ip", "addr"})) return "write --master-addr=HOST";
+  if (is({"H", "host", "hosts", "hostfile", "include", "exclude"})) {
+    return "start ddprun once on each node, with srun or mpirun -N 1 for instance";
+  }
+  if (is({"use-env", "local-rank-style"}))
+    return "that is an option of ddprun-launch; ddprun never passes --local-rank";
+  if (is({"x", "genv"})) return "write --env=NAME=VALUE";
+  return "";
 }
 
 std::string completion_script(Flavour flavour, const std::string& shell) {

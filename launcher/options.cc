@@ -172,6 +172,11 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
     auto parsed_endpoint = Endpoint::parse(endpoint.empty() ? "localhost" : endpoint, kC10dPort);
     if (!parsed_endpoint) return bad(parsed.source("rdzv-endpoint"), parsed_endpoint.error().message());
     out.endpoint = *parsed_endpoint;
+    if (out.endpoint.port == 0 && out.nnodes_min > 1) {
+      return bad(parsed.source("rdzv-endpoint"),
+                 fmt::format("port 0 is a free port of our choice, which the other {} nodes cannot know; name one",
+                             out.nnodes_min - 1));
+    }
     if (parsed.given("node-rank")) out.node_rank = parsed.integer("node-rank");
     out.local_job = loopback_name(out.endpoint.host);
     if (port_given) out.master_port = static_cast<std::uint16_t>(parsed.integer("master-port"));

@@ -113,6 +113,10 @@ struct HostFacts {
 // The option table of either program: help, README, PET_* variables and parsing come from it.
 const OptionTable& option_table(Flavour flavour);
 
+// What to write instead of an option of another launcher (mpirun, accelerate, deepspeed ...): a sentence, or "".
+// `word`: as it was given, "-np" or "--num_gpus=4".
+std::string foreign_option_hint(const std::string& word);
+
 // Script for a shell's completion of all long options. `shell`: bash, zsh or tcsh.
 std::string completion_script(Flavour flavour, const std::string& shell);
 

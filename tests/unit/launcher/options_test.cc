@@ -137,6 +137,13 @@ TEST(LaunchOptions, WhichRendezvousACommandGets) {
   EXPECT_FALSE(options.local_job);
 
   EXPECT_THAT(problem({"--nnodes=2", "--rdzv-endpoint=node1", "x"}), HasSubstr("has no port"));
+  options = good({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=j", "x"});
+  EXPECT_EQ(options.endpoint.port, 0);
+  EXPECT_TRUE(options.local_job);
+  EXPECT_EQ(options.run_id.value, "j");
+  EXPECT_THAT(problem({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "x"}),
+              HasSubstr("--rdzv-endpoint: port 0"));
+
   EXPECT_THAT(problem({"--rdzv-backend=etcd", "x"}), HasSubstr("--rdzv-backend: 'etcd' needs etcd's v2 API"));
   EXPECT_THAT(problem({"--rdzv-backend=foo", "x"}), HasSubstr("there is no rendezvous backend 'foo'"));
   EXPECT_THAT(problem({"--nnodes=2", "--node-rank=2", "x"}), HasSubstr("--node-rank: 2 does not fit 2 nodes"));
@@ -325,6 +332,16 @@ TEST(LaunchOptions, EveryOptionHasHelpAndACompatibilityNote) {
       EXPECT_TRUE(says_how) << spec.name;
     }
   }
+}
+
+TEST(LaunchOptions, OptionsOfOtherLaunchersGetAHint) {
+  for (const char* word : {"-np", "-n", "--num_gpus=4", "--num_processes", "--gpus"}) {
+    EXPECT_THAT(foreign_option_hint(word), HasSubstr("--nproc-per-node")) << word;
+    EXPECT_THAT(problem({word, "4", "x"}), HasSubstr("unknown option")) << word;
+  }
+  EXPECT_THAT(foreign_option_hint("--hostfile"), HasSubstr("on each node"));
+  EXPECT_THAT(foreign_option_hint("--use_env"), HasSubstr("ddprun-launch"));
+  EXPECT_EQ(foreign_option_hint("--bogus"), "");
 }
 
 TEST(LaunchOptions, CompletionNamesEveryOption) {
