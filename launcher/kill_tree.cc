@@ -141,7 +141,17 @@ bool shows_no_environment(const std::string& proc_root, pid_t pid) {
   return read_small_file(proc_root + "/" + std::to_string(pid) + "/environ").empty();
 }
 
+bool is_in_cgroup(const std::string& proc_root, pid_t pid, const std::string& folder) {
+  const std::string text = "\n" + read_small_file(proc_root + "/" + std::to_string(pid) + "/cgroup");
+  const std::size_t at = text.find("\n0::");
+  if (at == std::string::npos) return false;
+  const std::string name = text.substr(at + 4, text.find('\n', at + 1) - at - 4);
+  const std::string last = folder.substr(folder.rfind('/'));  // "/ddprun-<pid>.<random>": there is no other
+  return name.size() >= last.size() && name.compare(name.size() - last.size(), last.size(), last) == 0;
+}
+
 void kill_cgroup(const std::string& folder) {
+  if (words(read_small_file(folder + "/cgroup.procs")).empty()) return;
   bool told = false;
   {
     const UniqueFd fd(::open((folder + "/cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC));

@@ -40,6 +40,9 @@ std::vector<pid_t> find_children(const std::string& proc_root, pid_t parent);
 // No initial environment can be read: it was started with an empty one, is in the middle of an exec, or is dying.
 bool shows_no_environment(const std::string& proc_root, pid_t pid);
 
+// `pid` (also a zombie) is in the version 2 control group whose folder is `folder`.
+bool is_in_cgroup(const std::string& proc_root, pid_t pid, const std::string& folder);
+
 // Version 2 control groups: kills all in it at once and waits up to 1 s until they are dead. Best effort.
 void kill_cgroup(const std::string& folder);
 // Removes the emptied group; waits up to 1 s for its last members to go.

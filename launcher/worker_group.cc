@@ -152,8 +152,9 @@ class WorkerGroupState : public std::enable_shared_from_this<WorkerGroupState> {
   std::map<std::int64_t, std::shared_ptr<Worker>> workers_;  // by local rank
   std::size_t alive_ = 0;
   std::set<std::string> escaped_from_;
-  std::set<pid_t> sessions_;  // leaders of this attempt
-  std::string cgroup_;        // the workers' own control group; "" = none
+  std::set<pid_t> sessions_;           // leaders of this attempt
+  std::string cgroup_;                 // the workers' own control group; "" = none
+  bool cgroup_holds_workers_ = false;  // the kernel did start them in it
   UniqueFd cgroup_fd_;
   std::vector<WorkerExit> exits_;
   std::size_t next_unreported_ = 0;
@@ -276,6 +277,7 @@ Result<void> WorkerGroupState::start_one(WorkerSpec spec, const AttemptFolder& f
   if (options_.guard) options_.guard->add_session(*pid);
   auto child = ChildProcess::adopt(executor_, *pid);
   if (!child) return std::move(child).error();
+  if (sessions_.empty()) cgroup_holds_workers_ = !cgroup_.empty() && is_in_cgroup(options_.proc_root, *pid, cgroup_);
   worker->pid = *pid;
   worker->child = *std::move(child);
   stdio->start_pumps(hub_);
@@ -324,6 +326,7 @@ void WorkerGroupState::ended(std::shared_ptr<Worker> worker, bool killed_now) {
     }
   }
   exit.status = worker->child->reap();
+  worker->child.reset();
   exit.local_rank = worker->env.local_rank;
   exit.rank = worker->env.rank;
   exit.pid = worker->pid;
@@ -528,8 +531,10 @@ void WorkerGroupState::kill_escaped() {
 void WorkerGroupState::sweep_all() {
   sweep_timer_.cancel();
   if (!cgroup_.empty()) kill_cgroup(cgroup_);
+  // All that the workers started is in their control group: then it is dead now and needs no search.
+  const int rounds = cgroup_holds_workers_ ? 0 : 200;
   const pid_t self = ::getpid();
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < rounds; ++round) {
     bool found = false;
     for (const pid_t pid : find_children(options_.proc_root, self)) {
       if (is_guard(pid)) continue;

@@ -103,6 +103,15 @@ int loud_worker(std::int64_t bytes) {
 
 // --- the measuring side ---
 
+// Name and size of the address space: equal for a parent and a child that shares its memory.
+std::string identity(pid_t pid) {
+  const std::string base = "/proc/" + std::to_string(pid);
+  std::string name, size;
+  std::getline(std::ifstream(base + "/comm") >> std::ws, name);
+  std::ifstream(base + "/statm") >> size;
+  return name + " " + size;
+}
+
 // Resident memory of `root` and all below it but those that run `except` (the workers), in KiB.
 long tree_memory_kib(pid_t root, const std::string& except) {
   std::map<pid_t, std::vector<pid_t>> children;
@@ -117,9 +126,12 @@ long tree_memory_kib(pid_t root, const std::string& except) {
   while (!todo.empty()) {
     const pid_t pid = todo.back();
     todo.pop_back();
-    for (const pid_t child : children[pid]) todo.push_back(child);
-    char executable[4096] = {};
     const std::string base = "/proc/" + std::to_string(pid);
+    for (const pid_t child : children[pid]) {
+      // Between vfork and exec a child shows its parent's memory as its own.
+      if (identity(child) != identity(pid)) todo.push_back(child);
+    }
+    char executable[4096] = {};
     if (::readlink((base + "/exe").c_str(), executable, sizeof executable - 1) < 0) continue;
     if (!except.empty() && except == executable) continue;
     long size = 0, resident = 0;
@@ -279,7 +291,31 @@ class Bench {
     ::waitpid(child.pid, &status, 0);
     const double seconds = milliseconds_since(child.begin) / 1000;
     if (status != 0) fail(launcher);
+    check_console(launcher, folder.path + "/console", workers, megabytes_each * 1'000'000);
     return static_cast<double>(workers * megabytes_each) / seconds;
+  }
+
+  // Every line of every worker, whole.
+  static void check_console(const std::string& launcher, const std::string& path, int workers, std::int64_t bytes) {
+    std::vector<std::int64_t> seen(static_cast<std::size_t>(workers), 0);
+    std::int64_t torn = 0;
+    std::ifstream console(path);
+    for (std::string line; std::getline(console, line);) {
+      int prefix = -1, rank = -1, end = 0;
+      const bool whole = std::sscanf(line.c_str(), "[default%d]:rank %d %n", &prefix, &rank, &end) == 2 &&
+                         prefix == rank && rank >= 0 && rank < workers &&
+                         line.find_first_not_of('x', static_cast<std::size_t>(end)) == std::string::npos;
+      if (whole) {
+        seen[static_cast<std::size_t>(rank)] += static_cast<std::int64_t>(line.size() - line.find(':'));
+      } else {
+        ++torn;
+      }
+    }
+    const auto lost = std::count_if(seen.begin(), seen.end(), [bytes](std::int64_t n) { return n < bytes; });
+    if (torn != 0 || lost != 0) {
+      std::printf("  %s: %lld torn lines, %lld workers with lines lost\n", launcher.c_str(),
+                  static_cast<long long>(torn), static_cast<long long>(lost));
+    }
   }
 
   [[noreturn]] static void fail(const std::string& launcher) {
