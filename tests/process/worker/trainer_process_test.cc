@@ -357,6 +357,25 @@ TEST_F(Trainer, DataErrorsEndAllRanksWithOneLine) {
   }
 }
 
+// Found only when the sample is read, in the middle of a step: all ranks end together, one names the picture.
+TEST_F(Trainer, ABrokenPictureEndsAllRanksWithItsPath) {
+  fs::create_directories(path("images/a"));
+  for (const char* name : {"1.png", "2.jpg", "3.png"}) runner().write(std::string("images/a/") + name, "no picture");
+  set("model.name", "resnet18");
+  set("model.stem", "small");
+  set("model.width", "4");
+  unset("model.init");
+  set("data.format", "image_folder");
+  set("data.train", path("images"));
+  set("data.image_size", "32");
+  set("data.batch_size", "1");
+  set("loss.name", "cross_entropy");
+  const Finished wrong = run(3);
+  EXPECT_EQ(wrong.code, 78) << said(wrong);
+  EXPECT_THAT(wrong.err, HasSubstr("images/a/1.png: neither JPEG nor PNG"));
+  EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
+}
+
 TEST_F(Trainer, CheckpointsOfAnotherRunAreNotMixedWith) {
   write_csv("data.csv", 8, 2);
   set("checkpoint.dir", path("ck"));
