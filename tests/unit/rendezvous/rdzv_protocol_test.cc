@@ -1,0 +1,237 @@
+#include "common/rdzv_protocol.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+namespace ddprun::rdzv {
+namespace {
+
+NodeInfo some_node() {
+  NodeInfo node;
+  node.run_id = RunId("job7");
+  node.node_id = NodeId("0123456789abcdef");
+  node.host = "hostA";
+  node.address = "fd00::1";
+  node.role = "trainer";
+  node.topology_key = "rack3";
+  node.nnodes_min = 2;
+  node.nnodes_max = 8;
+  node.nproc = 4;
+  node.node_rank = 3;
+  node.worker_store_port = 40123;
+  node.backend = Backend::static_ranks;
+  node.max_restarts = 5;
+  return node;
+}
+
+FailureRecord some_failure() {
+  FailureRecord f;
+  f.rank = Rank(5);
+  f.local_rank = LocalRank(1);
+  f.round = Round(2);
+  f.host = "hostB";
+  f.pid = 4711;
+  f.signal = 9;
+  f.unix_time = std::chrono::milliseconds(1'800'000'000'123);
+  f.out_of_memory = true;
+  f.last_lines = {"one", "", "three \xff"};
+  f.error_file_json = "{}";
+  f.log_paths = {"/tmp/x/5.err"};
+  return f;
+}
+
+std::vector<AgentMessage> agent_messages() {
+  Join join;
+  join.node = some_node();
+  join.last_round = Round(6);
+  Register registration;
+  registration.node = some_node();
+  registration.node.node_rank.reset();
+  registration.slice.round = Round(6);
+  registration.slice.world_size = 12;
+  registration.state = MemberState::finished;
+  Failure failure;
+  failure.age = std::chrono::milliseconds(17);
+  failure.permanent = failure.quick = true;
+  failure.record = some_failure();
+  Leave leave;
+  leave.reason = "signal 15";
+  FlightReply flight;
+  flight.id = 9;
+  flight.bytes = std::string(1000, '\0');
+  return {
+      join,  registration, Heartbeat{7, true}, leave, failure, Done{Round(6), DoneResult::resume_me}, RosterRequest(),
+      flight};
+}
+
+std::vector<ServerMessage> server_messages() {
+  Assignment assignment;
+  assignment.round = Round(7);
+  assignment.master = Endpoint{"10.0.0.1", 29500};
+  Shutdown shutdown;
+  shutdown.reason = "rank 5 failed";
+  shutdown.failures = {some_failure(), some_failure()};
+  shutdown.root = 1;
+  Roster roster;
+  roster.entries.resize(2);
+  roster.entries[1].host = "b";
+  return {assignment,
+          HeartbeatAck{7, "2 of 4 nodes"},
+          Restart{Round(7), 2, "hostB is lost"},
+          Finished(),
+          shutdown,
+          Refused{true, "taken"},
+          roster,
+          FlightRequest{1, 100},
+          Notice{NoticeKind::spare, "spare"},
+          Registered{Round(7)},
+          Reply{false, "no"},
+          FlightPart{"a", 3, "bytes"}};
+}
+
+std::string_view payload(const std::string& frame) { return std::string_view(frame).substr(4); }
+
+TEST(RdzvProtocol, LengthPrefixIsThatOfTheRest) {
+  const std::string frame = encode(AgentMessage(RosterRequest()));
+  EXPECT_EQ(frame, std::string("\x01\0\0\0\x07", 5));
+}
+
+TEST(RdzvProtocol, EveryMessageComesBackAsItWas) {
+  for (const AgentMessage& message : agent_messages()) {
+    const std::string frame = encode(message);
+    const auto back = decode_agent(payload(frame));
+    ASSERT_TRUE(back) << back.error().message();
+    EXPECT_EQ(back->index(), message.index());
+    EXPECT_EQ(encode(*back), frame);
+  }
+  for (const ServerMessage& message : server_messages()) {
+    const std::string frame = encode(message);
+    const auto back = decode_server(payload(frame));
+    ASSERT_TRUE(back) << back.error().message();
+    EXPECT_EQ(back->index(), message.index());
+    EXPECT_EQ(encode(*back), frame);
+  }
+  const std::vector<OperatorMessage> operator_messages = {StatusRequest{"j"}, DrainRequest{"j", "n", "t"},
+                                                          StopRequest{"j", "t"}, FlightQuery{"j"}};
+  for (const OperatorMessage& message : operator_messages) {
+    const std::string frame = encode(message);
+    const auto back = decode_operator(payload(frame));
+    ASSERT_TRUE(back) << back.error().message();
+    EXPECT_EQ(encode(*back), frame);
+  }
+}
+
+TEST(RdzvProtocol, ACutOrLongerMessageIsMalformed) {
+  for (const AgentMessage& message : agent_messages()) {
+    const std::string frame = encode(message);
+    for (std::size_t size = 0; size < payload(frame).size(); ++size) {
+      EXPECT_FALSE(decode_agent(payload(frame).substr(0, size)));
+    }
+    EXPECT_FALSE(decode_agent(std::string(payload(frame)) + "x"));
+  }
+  for (const ServerMessage& message : server_messages()) {
+    const std::string frame = encode(message);
+    for (std::size_t size = 0; size < payload(frame).size(); ++size) {
+      EXPECT_FALSE(decode_server(payload(frame).substr(0, size)));
+    }
+    EXPECT_FALSE(decode_server(std::string(payload(frame)) + "x"));
+  }
+}
+
+TEST(RdzvProtocol, ChangedBytesAreRefusedOrMakeAnotherMessageThatCanBeWritten) {
+  std::mt19937 random(11);
+  std::vector<std::string> frames;
+  for (const AgentMessage& message : agent_messages()) frames.push_back(encode(message));
+  for (const ServerMessage& message : server_messages()) frames.push_back(encode(message));
+  std::size_t accepted = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string bytes(payload(frames[random() % frames.size()]));
+    for (unsigned n = 1 + random() % 3; n > 0; --n) bytes[random() % bytes.size()] = static_cast<char>(random());
+    if (const auto agent = decode_agent(bytes)) accepted += encode(*agent).size() > 4 ? 1 : 0;
+    if (const auto server = decode_server(bytes)) accepted += encode(*server).size() > 4 ? 1 : 0;
+  }
+  EXPECT_GT(accepted, 0u);
+}
+
+TEST(RdzvProtocol, BoundsAreCheckedAndNamed) {
+  Join join;
+  join.node = some_node();
+  join.node.nproc = 0;
+  auto refused = decode_agent(payload(encode(AgentMessage(join))));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message(), "Join message: nproc 0 is not in 1..1000000");
+  join.node = some_node();
+  join.node.nnodes_min = 9;
+  refused = decode_agent(payload(encode(AgentMessage(join))));
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("nnodes_max 8"), std::string::npos);
+  join.node = some_node();
+  join.node.node_id = NodeId();
+  EXPECT_FALSE(decode_agent(payload(encode(AgentMessage(join)))));
+}
+
+TEST(RdzvProtocol, LongTextsAreCutByTheWriterAndTheLastLinesAreKept) {
+  Failure failure;
+  failure.record = some_failure();
+  failure.record.last_lines.assign(100, std::string(5'000, 'x'));
+  failure.record.last_lines.back() = "the end";
+  failure.record.error_file_json.assign(1 << 20, 'e');
+  const std::string frame = encode(AgentMessage(failure));
+  EXPECT_LE(frame.size(), kMaxAgentFrame);
+  const auto back = decode_agent(payload(frame));
+  ASSERT_TRUE(back);
+  const auto& record = std::get<Failure>(*back).record;
+  EXPECT_EQ(record.last_lines.size(), kMaxLines);
+  EXPECT_EQ(record.last_lines.back(), "the end");
+  EXPECT_EQ(record.error_file_json.size(), kMaxErrorFile);
+}
+
+TEST(RdzvProtocol, TheRootCauseTravelsHoweverManyFailuresThereAre) {
+  Shutdown shutdown;
+  for (int i = 0; i < 100; ++i) {
+    shutdown.failures.push_back(some_failure());
+    shutdown.failures.back().rank = Rank(i);
+  }
+  shutdown.root = 50;
+  const auto back = decode_server(payload(encode(ServerMessage(shutdown))));
+  ASSERT_TRUE(back);
+  const auto& got = std::get<Shutdown>(*back);
+  EXPECT_EQ(got.failures.size(), kMaxFailures);
+  ASSERT_TRUE(got.root);
+  EXPECT_EQ(got.failures.at(*got.root).rank, Rank(50));
+}
+
+TEST(RdzvProtocol, OpeningsOfAllVersionsAreRead) {
+  Hello hello;
+  hello.version = 77;
+  hello.kind = static_cast<PeerKind>(9);
+  auto back = decode_hello(encode(hello));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->version, 77);
+  hello.version = kVersion;
+  EXPECT_FALSE(decode_hello(encode(hello)));
+  EXPECT_FALSE(decode_hello("GET / HTTP/"));
+  HelloReply reply;
+  reply.accepted = false;
+  reply.why = version_mismatch(kVersion, 77);
+  const std::string bytes = encode(reply);
+  const auto head = decode_hello_reply_head(std::string_view(bytes).substr(0, kHelloReplyFixedBytes));
+  ASSERT_TRUE(head);
+  EXPECT_FALSE(head->accepted);
+  EXPECT_EQ(bytes.substr(kHelloReplyFixedBytes, head->why_bytes), reply.why);
+  EXPECT_NE(reply.why.find("install the same ddprun on every node"), std::string::npos);
+}
+
+TEST(RdzvProtocol, DescribesAFailureInASentence) {
+  FailureRecord failure = some_failure();
+  EXPECT_EQ(describe(failure), "rank 5 on hostB ended with signal 9 (SIGKILL)");
+  failure.signal = 0;
+  failure.exit_code = 3;
+  EXPECT_EQ(describe(failure), "rank 5 on hostB ended with exit code 3");
+  failure.message = "hostB cannot start its workers";
+  EXPECT_EQ(describe(failure), failure.message);
+}
+
+}  // namespace
+}  // namespace ddprun::rdzv
