@@ -15,9 +15,10 @@ with open(f"{directory}/{rank}.{attempt}.json", "w") as out:
                "unbuffered": not sys.stdout.line_buffering and sys.stdout.write_through,
                "session_leader": os.getsid(0) == os.getpid(), "umask": os.umask(0o22)}, out)
 if "say" in words:
-    print(f"out {rank} one")
-    print(f"err {rank} two", file=sys.stderr)
-    print(f"out {rank} three")
+    # One write a line: print() makes two, and without --tee nobody keeps the lines of two ranks apart.
+    sys.stdout.write(f"out {rank} one\n")
+    sys.stderr.write(f"err {rank} two\n")
+    sys.stdout.write(f"out {rank} three\n")
 for word in words:
     if word == f"exit={rank}" or word == "exit":
         sys.exit(3)
