@@ -43,10 +43,14 @@ class EmbeddedHost final : public RendezvousHost {
 
 Services make_embedded_services() {
   Services services;
+  // Each rank holds one to three connections to its worker store; the usual soft limit of 1024 is met by 400 ranks.
+  // spawn() gives the workers the old one.
   services.make_worker_store = [](asio::io_context& io, Listener listener) -> Result<std::unique_ptr<WorkerStore>> {
+    rendezvous::raise_descriptor_limit();
     return std::unique_ptr<WorkerStore>(std::make_unique<EmbeddedStore>(io, std::move(listener)));
   };
   services.host_rendezvous = [](asio::io_context& io, Listener listener) -> Result<std::unique_ptr<RendezvousHost>> {
+    rendezvous::raise_descriptor_limit();
     rendezvous::ServerOptions options;
     options.embedded = true;
     return std::unique_ptr<RendezvousHost>(std::make_unique<EmbeddedHost>(io, std::move(listener), std::move(options)));

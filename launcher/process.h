@@ -1,6 +1,7 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <boost/asio/any_io_executor.hpp>
@@ -21,6 +22,7 @@ namespace ddprun::launcher {
 struct InheritedSignals {
   sigset_t mask;
   struct sigaction action[NSIG];
+  rlimit descriptors;  // RLIMIT_NOFILE; a launcher that serves a store raises its own
   InheritedSignals();
 
   bool ignored(int signal) const { return action[signal].sa_handler == SIG_IGN; }

@@ -25,6 +25,7 @@ InheritedSignals::InheritedSignals() {
     action[n] = {};
     if (n > 0) ::sigaction(n, nullptr, &action[n]);
   }
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) descriptors = {RLIM_INFINITY, RLIM_INFINITY};
 }
 
 std::string signal_name(int signal) {
@@ -91,6 +92,7 @@ struct ChildPlan {
   const SignalChange* signals;
   std::size_t signal_count;
   const sigset_t* mask;
+  const rlimit* descriptors;
   const cpu_set_t* cpus;
   std::size_t cpus_bytes;
   int null_fd;  // for standard input
@@ -152,6 +154,8 @@ DDPRUN_IN_CHILD int run_child(void* argument) {
   for (const int fd : spec.inherit_fds) {
     if (::fcntl(fd, F_SETFD, 0) != 0) give_up(plan, Step::descriptors);
   }
+  // Lowers the soft limit at most, which cannot fail; unknown (never here) stays as it is.
+  if (plan.descriptors->rlim_cur != RLIM_INFINITY) ::setrlimit(RLIMIT_NOFILE, plan.descriptors);
   for (const auto& [resource, value] : spec.limits) {
     const rlimit limit{value, value};
     if (::setrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) give_up(plan, Step::limits);
@@ -216,6 +220,7 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
                  .signals = signals.data(),
                  .signal_count = signals.size(),
                  .mask = &inherited.mask,
+                 .descriptors = &inherited.descriptors,
                  .cpus = spec.cpus.empty() ? nullptr : cpu_set,
                  .cpus_bytes = cpus_bytes,
                  .null_fd = null_fd.get(),
