@@ -106,7 +106,10 @@ std::vector<RankOutcome> run_ranks(int size, const std::function<std::string(Ran
       ::close(ends[0]);
       std::string text;
       try {
-        RankContext context{r, size, &store};
+        RankContext context;
+        context.rank = r;
+        context.size = size;
+        context.store = &store;
         text = body(context);
       } catch (const std::exception& e) {
         text = std::string("exception: ") + e.what();
@@ -202,7 +205,7 @@ Result<std::unique_ptr<comm::Transport>> make_tcp(RankContext& context, const st
   place.key = "/ddprun/tcp/" + name;
   place.index = context.rank;
   for (int r = 0; r < context.size; ++r) place.ranks.push_back(r);
-  place.address = "127.0.0.1";
+  place.address = context.address;
   auto ring = comm::TcpRing::connect(*context.store, place, deadline);
   if (!ring) return ring.error();
   return comm::make_tcp_transport(std::move(ring).value());
@@ -230,7 +233,7 @@ Result<std::unique_ptr<comm::Transport>> make_hosts(RankContext& context, int fi
     place.key = "/ddprun/tcp/" + name + "/" + std::to_string(shm.local_rank);
     place.index = hosts.host;
     place.ranks = hosts.ring(shm.local_rank);
-    place.address = "127.0.0.1";
+    place.address = context.address;
     auto made = comm::TcpRing::connect(*context.store, place, deadline);
     if (!made) return made.error();
     ring = std::move(made).value();

@@ -33,6 +33,7 @@ struct RankContext {
   int rank = 0;
   int size = 1;
   comm::KeyValue* store = nullptr;
+  std::string address = "127.0.0.1";  // where this rank's ring listens
 };
 
 struct RankOutcome {
