@@ -12,6 +12,7 @@
 
 #include "common/options.h"
 #include "worker/comm/factory.h"
+#include "worker/cuda/backend.h"
 
 namespace ddprun::comm {
 namespace {
@@ -141,26 +142,64 @@ void store(std::byte* at, DType dtype, int v) {
   }
 }
 
+// Where the tensors lie: in this process, or on its GPU.
+class Memory {
+ public:
+  explicit Memory(cuda::DeviceContext* device) : device_(device) {}
+
+  Result<std::byte*> allocate(std::size_t size) {
+    if (device_ == nullptr) {
+      host_.push_back(std::make_unique<std::byte[]>(size));
+      return host_.back().get();
+    }
+    auto* memory = static_cast<std::byte*>(device_->allocate(size, "bench"));
+    if (memory == nullptr) return device_->status().error();
+    return memory;
+  }
+  void write(std::byte* to, const std::vector<std::byte>& from) {
+    if (from.empty()) return;
+    if (device_ == nullptr) {
+      std::memcpy(to, from.data(), from.size());
+      return;
+    }
+    device_->upload(to, from.data(), from.size());
+    device_->synchronize();
+  }
+  std::vector<std::byte> read(const std::byte* from, std::size_t size) {
+    std::vector<std::byte> to(size);
+    if (size == 0) return to;
+    device_ == nullptr ? static_cast<void>(std::memcpy(to.data(), from, size))
+                       : device_->download(to.data(), from, size);
+    return to;
+  }
+  void zero(std::byte* place, std::size_t size) {
+    if (device_ == nullptr) {
+      std::memset(place, 0, size);
+      return;
+    }
+    device_->zero(place, size);
+    device_->synchronize();
+  }
+
+ private:
+  cuda::DeviceContext* device_;
+  std::vector<std::unique_ptr<std::byte[]>> host_;
+};
+
 class Bench {
  public:
-  Bench(Communicator& communicator, What what, DType dtype) : c_(communicator), what_(what), dtype_(dtype) {}
+  Bench(Communicator& communicator, What what, DType dtype, Memory memory)
+      : c_(communicator), what_(what), dtype_(dtype), memory_(std::move(memory)) {}
 
   Result<void> prepare(std::size_t most_bytes, bool owned) {
     const std::size_t world = static_cast<std::size_t>(c_.world_size());
     const std::size_t whole = most_bytes + world * 64, part = whole / world + 64;
-    if (owned) {
-      auto a = c_.allocate(whole);
-      if (!a) return a.error();
-      auto b = c_.allocate(part);
-      if (!b) return b.error();
-      whole_ = *a;
-      part_ = *b;
-    } else {
-      foreign_whole_.resize(whole);
-      foreign_part_.resize(part);
-      whole_ = foreign_whole_.data();
-      part_ = foreign_part_.data();
-    }
+    auto a = owned ? c_.allocate(whole) : memory_.allocate(whole);
+    if (!a) return a.error();
+    auto b = owned ? c_.allocate(part) : memory_.allocate(part);
+    if (!b) return b.error();
+    whole_ = *a;
+    part_ = *b;
     return {};
   }
 
@@ -176,8 +215,8 @@ class Bench {
     if (!wrong) return wrong.error();
     row.wrong = *wrong;
 
-    std::memset(whole_, 0, count * element);  // zeros stay zeros, whatever is summed
-    std::memset(part_, 0, count / world * element);
+    memory_.zero(whole_, count * element);  // zeros stay zeros, whatever is summed
+    memory_.zero(part_, count / world * element);
     double total = 0, best = std::numeric_limits<double>::infinity();
     for (int i = 0; i < warm_up; ++i) {
       Result<void> ok = run(count);
@@ -226,8 +265,11 @@ class Bench {
   Result<std::int64_t> check(std::size_t count) {
     const std::size_t element = size_of(dtype_), part = count / static_cast<std::size_t>(c_.world_size());
     const int world = c_.world_size(), me = c_.rank();
-    for (std::size_t i = 0; i < count; ++i) store(whole_ + i * element, dtype_, value_of(me, i));
-    for (std::size_t i = 0; i < part; ++i) store(part_ + i * element, dtype_, value_of(me, i));
+    std::vector<std::byte> values(count * element);
+    for (std::size_t i = 0; i < count; ++i) store(values.data() + i * element, dtype_, value_of(me, i));
+    memory_.write(whole_, values);
+    values.resize(part * element);
+    memory_.write(part_, values);
     Result<void> ok = run(count);
     if (!ok) return ok.error();
     const auto sum = [world](std::size_t i) {
@@ -237,7 +279,7 @@ class Bench {
     };
     double wrong = 0;
     const bool scattered = what_ == What::reduce_scatter;
-    const std::byte* result = scattered ? part_ : whole_;
+    const auto result = memory_.read(scattered ? part_ : whole_, (scattered ? part : count) * element);
     for (std::size_t i = 0; i < (scattered ? part : count); ++i) {
       int expected = 0;
       switch (what_) {
@@ -256,7 +298,7 @@ class Bench {
       }
       std::byte right[8];
       store(right, dtype_, expected);
-      wrong += std::memcmp(result + i * element, right, element) != 0;
+      wrong += std::memcmp(result.data() + i * element, right, element) != 0;
     }
     ok = c_.all_reduce(Block{&wrong, 1, DType::f64}, Reduce::sum).wait();
     if (!ok) return ok.error();
@@ -268,7 +310,7 @@ class Bench {
   DType dtype_;
   std::byte* whole_ = nullptr;
   std::byte* part_ = nullptr;
-  std::vector<std::byte> foreign_whole_, foreign_part_;
+  Memory memory_;
 };
 
 int complain(const Error& error, int code) {
@@ -315,7 +357,15 @@ int bench_main(std::span<const std::string> arguments) {
   if (!communicator) return complain(communicator.error(), 1);
   Communicator& c = **communicator;
 
-  Bench bench(c, chosen->what, dtype);
+  cuda::DeviceContext* device = nullptr;
+  if (c.device_memory()) {  // then the backend is loaded and its device open
+    auto gpu = cuda::load_backend();
+    if (!gpu) return complain(gpu.error(), 1);
+    auto opened = (*gpu)->open(static_cast<int>(env->rank.value), static_cast<int>(env->local_rank.value));
+    if (!opened) return complain(opened.error(), 1);
+    device = *opened;
+  }
+  Bench bench(c, chosen->what, dtype, Memory(device));
   const bool owned = options->text("memory") == "owned", json = options->flag("json"), speaks = c.rank() == 0;
   Result<void> ready = bench.prepare(*std::max_element(sizes->begin(), sizes->end()), owned);
   if (!ready) return complain(ready.error(), 1);

@@ -139,7 +139,13 @@ QueuedCommunicator::QueuedCommunicator(std::unique_ptr<Transport> transport, Opt
 }
 
 QueuedCommunicator::~QueuedCommunicator() {
-  if (core_->transport->usable_here() && std::uncaught_exceptions() > exceptions_at_start_) {
+  if (!core_->transport->usable_here()) {
+    // A child of fork(): the thread and the connections are the parent's.
+    if (core_->progress.joinable()) core_->progress.detach();
+    core_->transport = nullptr;
+    return;
+  }
+  if (std::uncaught_exceptions() > exceptions_at_start_) {
     abort("rank " + std::to_string(rank()) + " ended by an exception");
   }
   std::unique_lock lock(core_->mutex);

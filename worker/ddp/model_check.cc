@@ -87,13 +87,14 @@ Result<void> check_same_model(comm::Communicator& communicator, std::span<const 
 }
 
 Result<void> broadcast_state(comm::Communicator& communicator, std::span<const comm::Block> blocks) {
-  // Blocks of one dtype that are small travel as one message of at most 1 MiB; each larger one alone, without a copy.
+  // In host memory, blocks of one dtype that are small travel as one message of at most 1 MiB; each larger one alone,
+  // without a copy.
   constexpr std::size_t kTogether = 1024 * 1024;
   std::vector<std::byte> packed;
   std::size_t i = 0;
   while (i < blocks.size()) {
     std::size_t end = i, bytes = 0, count = 0;
-    while (end < blocks.size() && blocks[end].dtype == blocks[i].dtype &&
+    while (!communicator.device_memory() && end < blocks.size() && blocks[end].dtype == blocks[i].dtype &&
            bytes + blocks[end].size_bytes() <= kTogether) {
       bytes += blocks[end].size_bytes();
       count += blocks[end].count;
