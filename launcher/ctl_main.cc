@@ -14,6 +14,7 @@
 #include "common/options.h"
 #include "launcher/ctl_client.h"
 #include "launcher/ctl_doctor.h"
+#include "launcher/ctl_flight.h"
 #include "launcher/ctl_status.h"
 #include "launcher/ctl_store.h"
 
@@ -144,6 +145,29 @@ int stop(const Endpoint& endpoint, Arguments arguments) {
   return command(endpoint, request);
 }
 
+int flight(const Endpoint& endpoint, Arguments arguments) {
+  OptionSpec last = text("last", "N", "collectives of each worker");
+  last.kind = OptionKind::integer;
+  last.default_text = "8";
+  last.min_value = 1;
+  last.max_value = 1024;
+  auto parsed = parse("flight", "RUN_ID [--last N]", {last}, arguments);
+  if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
+  if (parsed->flag("help")) return exit_code::kOk;
+  if (parsed->rest().size() != 1) return complain(exit_code::kUsage, "flight: name one RUN_ID");
+  auto client = CtlClient::connect(endpoint, kLimit);
+  if (!client) return complain(exit_code::kUnavailable, client.error().message());
+  rdzv::FlightQuery query;
+  query.run_id = parsed->rest().front();
+  std::vector<rdzv::FlightPart> parts;
+  auto reply = client->ask(query, kFlightLimit, [&parts](rdzv::FlightPart part) { parts.push_back(std::move(part)); });
+  if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
+  if (!reply->ok) return complain(exit_code::kFailure, reply->text);
+  fmt::print("{}", flight_text(parts, static_cast<std::size_t>(parsed->integer("last"))));
+  if (!reply->text.empty()) fmt::print("{}\n", reply->text);
+  return exit_code::kOk;
+}
+
 struct Command {
   const char* name;
   const char* help;
@@ -155,6 +179,7 @@ constexpr std::array kCommands = {
             status},
     Command{"drain", "NODE                          stop a node's workers politely; the job goes on without it", drain},
     Command{"stop", "RUN_ID                        stop a job on all its nodes", stop},
+    Command{"flight", "RUN_ID [--last N]             each worker's last collectives, and who is missing where", flight},
     Command{"doctor", "[--log-dir DIR]               can jobs run on this host: GPUs, limits, names, room, ports",
             ctl_doctor},
     Command{"store", "get|set|keys|wait|stats ...   look into the key-value store", ctl_store},

@@ -374,6 +374,7 @@ int bench_main(std::span<const std::string> arguments) {
                c.description(), options->text("memory"), options->integer("rounds"));
     fmt::print("# {:>12} {:>12} {:>6} {:>12} {:>12} {:>12} {:>12} {:>8}\n", "size (B)", "count", "type", "time (us)",
                "best (us)", "algbw (GB/s)", "busbw (GB/s)", "wrong");
+    std::fflush(stdout);
   }
   std::string rows;
   std::int64_t wrong = 0;

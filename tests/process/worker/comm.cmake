@@ -3,3 +3,5 @@ target_link_libraries(ddprun_test_comm PUBLIC ddprun_comm)
 
 ddprun_test(comm_contract_test process SOURCES comm_contract_test.cc LIBS ddprun_test_comm TIMEOUT 180)
 ddprun_test(reducer_test process SOURCES reducer_test.cc LIBS ddprun_test_comm TIMEOUT 180)
+ddprun_test(flight_process_test process SOURCES flight_process_test.cc TIMEOUT 120)
+add_dependencies(flight_process_test ddprun ddpctl trainer)
