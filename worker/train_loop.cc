@@ -56,7 +56,7 @@ class TrainLoop {
   Result<void> run_epoch(bool& stopped);
   Result<StepResult> step(std::int64_t samples_left);
   Result<void> micro_batch(double weight, bool last, double& loss_sum, std::int64_t& samples);
-  Result<void> take_part_without_work();
+  Result<void> take_part_without_work(bool buffers_sent);
   Error everywhere(const std::string& message);
   Result<void> bad_loss(double own_loss);
   void update(double mean_loss, StepResult& result);
@@ -193,10 +193,6 @@ Result<void> TrainLoop::micro_batch(double weight, bool last, double& loss_sum, 
     return std::move(loaded).error().with_context(s_.train_data->name_of(b.indices.front()) +
                                                   " and the batch after it");
   }
-  if (s_.config.ddp.sync_buffers == SyncBuffers::step && last) {
-    auto sent = broadcast_buffers(s_);
-    if (!sent) return sent;
-  }
   engine::RandomKey key;
   key.seed = s_.config.train.seed;
   key.step = static_cast<std::uint64_t>(s_.state.step);
@@ -215,7 +211,11 @@ Result<void> TrainLoop::micro_batch(double weight, bool last, double& loss_sum, 
 
 // A rank that cannot do its part (an unreadable sample) still takes part in this step's collectives, so that no other
 // rank waits for it; the vote that follows tells them, and nobody uses the gradients.
-Result<void> TrainLoop::take_part_without_work() {
+Result<void> TrainLoop::take_part_without_work(bool buffers_sent) {
+  if (!buffers_sent) {
+    auto sent = broadcast_buffers(s_);
+    if (!sent) return sent;
+  }
   s_.reducer->begin(ddp::Sync::now);
   for (const ddp::BucketView& view : s_.reducer->buckets()) {
     for (const ddp::ParamId id : view.bucket->parameters) s_.reducer->mark_ready(id);
@@ -231,20 +231,28 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   std::int64_t samples = 0;
   used_.clear();
   Result<void> mine;
+  bool reduced = false;  // this step's gradients have been exchanged
+  bool buffers_sent = s_.config.ddp.sync_buffers != SyncBuffers::step;
   while (samples < planned && mine) {
     const std::int64_t size = std::min(batch_, planned - samples);
     const bool last = samples + size == planned;
+    if (last && s_.config.ddp.sync_buffers == SyncBuffers::step) {
+      auto sent = broadcast_buffers(s_);
+      if (!sent) return std::move(sent).error();
+      buffers_sent = true;
+    }
     mine = micro_batch(static_cast<double>(size) / static_cast<double>(planned), last, loss_sum, samples);
     if (!mine) break;
     auto report = s_.reducer->finish();
     if (!report) return std::move(report).error();
+    reduced = last;
   }
   if (mine) mine = s_.kernels->status();  // a GPU's queued calls fail here
   if (!mine && (mine.error().code() == Errc::peer_closed || mine.error().code() == Errc::cancelled)) {
     return std::move(mine).error();  // the communicator is gone: nothing to take part in
   }
-  if (!mine) {
-    auto done = take_part_without_work();
+  if (!mine && !reduced) {
+    auto done = take_part_without_work(buffers_sent);
     if (!done) return std::move(mine).error();
   }
   const bool too_large = s_.config.train.memory_limit_mb > 0 &&

@@ -370,10 +370,13 @@ TEST_F(Trainer, ABrokenPictureEndsAllRanksWithItsPath) {
   set("data.image_size", "32");
   set("data.batch_size", "1");
   set("loss.name", "cross_entropy");
-  const Finished wrong = run(3);
-  EXPECT_EQ(wrong.code, 78) << said(wrong);
-  EXPECT_THAT(wrong.err, HasSubstr("images/a/1.png: neither JPEG nor PNG"));
-  EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
+  for (const char* sync : {"eval", "step"}) {
+    set("ddp.sync_buffers", sync);
+    const Finished wrong = run(3);
+    EXPECT_EQ(wrong.code, 78) << said(wrong);
+    EXPECT_THAT(wrong.err, HasSubstr("images/a/1.png: neither JPEG nor PNG"));
+    EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
+  }
 }
 
 TEST_F(Trainer, CheckpointsOfAnotherRunAreNotMixedWith) {

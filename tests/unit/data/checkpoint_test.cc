@@ -45,8 +45,9 @@ std::string error_of(const std::string& file) {
 TEST(Safetensors, RoundTrip) {
   const std::vector<float> w = {1, 2, 3, 4, 5, 6};
   const std::int64_t n = 7;
+  const std::string half = "ab";
   const std::vector<TensorView> tensors = {
-      {"b.half", TensorType::f16, {1}, bytes("ab")},
+      {"b.half", TensorType::f16, {1}, bytes(half)},
       {"w", TensorType::f32, {2, 3}, std::as_bytes(std::span(w))},
       {"empty", TensorType::f32, {0, 4}, {}},
       {"n", TensorType::i64, {}, std::as_bytes(std::span(&n, 1))},
