@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The README's promise, tried: a bare Debian 12 (debootstrap, minbase) in a chroot, a fresh clone, and the two commands
+# The README's promise, tried: a bare Debian 12 (debootstrap, minbase) in a root of its own, a fresh clone, and the two commands
 # of the README, nothing else typed. By hand and weekly, and whenever a dependency changes; needs root, 6 GB and half
 # an hour on two cores.
 #   tests/fresh-machine.sh [--keep] [--dir DIR] [--only quickstart|tests|packages]
-#   --keep   leave the chroot where it is          --dir   where to make it (default: a new folder below $TMPDIR or /tmp)
+#   --keep   leave it where it is          --dir   where to make it (default: a new folder below $TMPDIR or /tmp)
 #   --only   one of the two commands; "packages": only install what both need
 # The package mirror and its keys are those of this machine's own apt configuration.
 # Last line: "N passed, N failed, N skipped".
@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ "$(id -u)" = 0 ] || { echo "fresh-machine: needs root (chroot)" >&2; exit 2; }
+[ "$(id -u)" = 0 ] || { echo "fresh-machine: needs root" >&2; exit 2; }
 command -v debootstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends debootstrap >/dev/null; }
 
 mirror=$(apt-get indextargets --format '$(REPO_URI) $(CODENAME) $(COMPONENT)' 'Created-By: Packages' |
@@ -72,11 +72,17 @@ inside() {
   # shellcheck disable=SC2016
   unshare --mount --pid --fork --kill-child --propagation private bash -euc '
     root=$1; shift
+    # A root of its own, not a mere chroot: in a chroot no further namespaces can be mounted.
+    mount --bind "$root" "$root"
     mount -t proc proc "$root/proc"
     mount --rbind /dev "$root/dev"
     mount --rbind /sys "$root/sys"
     mount -t tmpfs -o mode=755 tmpfs "$root/run"
-    exec chroot "$root" /usr/bin/env -i HOME=/root LANG=C.UTF-8 TERM=dumb \
+    cd "$root"
+    mkdir -p .old
+    pivot_root . .old
+    umount -l /.old
+    exec chroot . /usr/bin/env -i HOME=/root LANG=C.UTF-8 TERM=dumb \
       PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
       ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} ${no_proxy:+no_proxy="$no_proxy"} \
       bash -c "cd /root/ddprun && exec \"\$@\"" bash "$@"
