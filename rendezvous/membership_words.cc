@@ -57,8 +57,9 @@ std::string Membership::why_waiting(TimePoint now) const {
   };
   if (phase_ == Phase::ended) return "the job has ended: " + result_;
   if (recover_until_ && group_world_size_ == 0) {
-    return fmt::format("nodes of an earlier job of this run id may be cut off and still run; {} s left for them to stop",
-                       in(*recover_until_));
+    return fmt::format(
+        "nodes of an earlier job of this run id may be cut off and still run; {} s left for them to stop",
+        in(*recover_until_));
   }
   if (recover_until_) {
     return fmt::format("the rendezvous was restarted: {} of {} nodes of round {} are back, {} s left for the others",

@@ -276,7 +276,8 @@ class World {
   }
 
   void restart_daemon() {
-    // With fresh Joins only a restarted daemon forms at once, by design; so a cut-off world needs a witness who comes back.
+    // With fresh Joins only a restarted daemon forms at once, by design; so a cut-off world needs a witness who comes
+    // back.
     bool cut_off = false, witness = false;
     for (const Agent& agent : agents_) {
       const bool member = agent.doing == Agent::Doing::working || agent.doing == Agent::Doing::done ||

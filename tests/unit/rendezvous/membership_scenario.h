@@ -14,10 +14,10 @@ namespace ddprun::rendezvous {
 //   [static]
 //        [join=S] [last_call=S] [keep_alive=S] [crash_loop=N]     times in seconds; unnamed values as in the last join
 //   register NODE round=R group=G of=N first=F world=W [restarts=N] [state=running|finished|resumable|stopping] + as
-//   join fail NODE rank=R [round=R] [code=C] [signal=S] [permanent] [age=MS] [echo] [quick] done NODE [round=R] [resume_me]
-//   leave NODE [REASON]      close NODE      silent NODE      heard NODE
-//   after MS                 time passes; all nodes but silent and closed ones are heard every second
-//   why | status | drain NODE | stop | restart-daemon
+//   join fail NODE rank=R [round=R] [code=C] [signal=S] [permanent] [age=MS] [echo] [quick] done NODE [round=R]
+//   [resume_me] leave NODE [REASON]      close NODE      silent NODE      heard NODE after MS                 time
+//   passes; all nodes but silent and closed ones are heard every second why | status | drain NODE | stop |
+//   restart-daemon
 class MembershipScenario {
  public:
   // The output for one command.
