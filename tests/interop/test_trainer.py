@@ -86,10 +86,23 @@ class Trainer(InteropTest):
         from safetensors.torch import load_file
         from support import HERE
         sys.path.insert(0, str(HERE / "scripts"))
+        import trainer_torch
         saved = sorted((folder / "checkpoint").glob("step-*/model.safetensors"))
         self.assertEqual(len(saved), 1)
         mine, theirs = load_file(saved[0]), load_file(self.dir / f"{name}.torch-{world}.safetensors")
         self.assertEqual(sorted(mine), sorted(theirs))
+        kind = self.cases[name]["model"]
+        outputs = []
+        for state in (mine, theirs):
+            model = trainer_torch.build(kind).eval()
+            missing, unexpected = model.load_state_dict(state, strict=False)
+            self.assertEqual((missing, unexpected), (["lm_head.weight"] if kind == "gpt2" else [], []))
+            inputs, _ = trainer_torch.samples(self.dir, {"model": kind})
+            with torch.no_grad():
+                out = model(inputs[:4].contiguous())
+            outputs.append(out.logits if kind == "gpt2" else out)
+        difference = (outputs[0] - outputs[1]).abs().max().item()
+        self.assertLess(difference, tolerance * max(1.0, outputs[1].abs().max().item()), "logits of the two files")
         for key, value in theirs.items():
             self.assertEqual(tuple(mine[key].shape), tuple(value.shape), key)
             if value.dtype == torch.int64:

@@ -167,4 +167,5 @@ def main():
     return None
 
 
-main()
+if __name__ == "__main__":
+    main()
