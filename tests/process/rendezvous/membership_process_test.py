@@ -123,6 +123,37 @@ class Rendezvous(RendezvousTest):
         self.end_well(*nodes)
         self.assert_nothing_left()
 
+    def test_embedded_host_killed_the_rest_stops_and_says_so(self):
+        endpoint = f"127.0.0.1:{free_port()}"
+        host = self.node("a", endpoint, conf=FAST + ",join_timeout=4")
+        poll("it hosts", lambda: "hosting the rendezvous" in host.errors())
+        other = self.node("b", endpoint, conf=FAST + ",join_timeout=4")
+        self.wait_for_world(2)
+        host.signal(signal.SIGKILL)
+        self.assertEqual(other.wait(), 69, other.errors())
+        self.assertRegex(other.errors(), r"nobody serves 127\.0\.0\.1:\d+")
+        self.assert_nothing_left()
+
+    def test_host_dies_before_the_round_and_a_waiting_node_takes_its_place(self):
+        endpoint = f"127.0.0.1:{free_port()}"
+        host = self.node("a", endpoint, nnodes="3", conf=FAST)
+        poll("it hosts", lambda: "hosting the rendezvous" in host.errors())
+        waiting = self.node("b", endpoint, nnodes="3", conf=FAST)
+        poll("b waits", lambda: self.ctl(endpoint, "status").stdout.count("  waiting ") == 2)
+        host.signal(signal.SIGKILL)
+        others = [self.node(n, endpoint, nnodes="3", conf=FAST) for n in "cd"]
+        self.wait_for_world(3)
+        self.end_well(waiting, *others)
+
+    def test_who_waits_is_told_why(self):
+        port = free_port()
+        self.daemon(port)
+        node = self.node("a", f"127.0.0.1:{port}", nnodes="2:4")
+        poll("the reason is told after ten seconds", lambda: "waiting: 1 of 2..4 nodes is here" in node.errors(), 30)
+        self.assertIn("at least 1 more is needed", node.errors())
+        node.signal(signal.SIGTERM)
+        self.assertEqual(node.wait(), 143)
+
     def test_static_rank_twice_is_refused_naming_both(self):
         port = free_port()
         options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}",
