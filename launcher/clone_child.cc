@@ -35,26 +35,29 @@ long clone3_and_run(struct clone_args* arguments, int (*run)(void*), void* argum
   return result;
 }
 
-pid_t clone_into_cgroup(int (*run)(void*), void* argument, void* stack, std::size_t stack_bytes, int cgroup_fd) {
+pid_t try_clone3(int (*run)(void*), void* argument, void* stack, std::size_t stack_bytes, int cgroup_fd) {
   struct clone_args arguments = {};
-  arguments.flags = CLONE_VM | CLONE_VFORK | CLONE_INTO_CGROUP;
+  arguments.flags = CLONE_VM | CLONE_VFORK | (cgroup_fd >= 0 ? CLONE_INTO_CGROUP : 0);
   arguments.exit_signal = SIGCHLD;
   arguments.stack = reinterpret_cast<std::uintptr_t>(stack);
   arguments.stack_size = stack_bytes;
-  arguments.cgroup = static_cast<std::uint64_t>(cgroup_fd);
+  arguments.cgroup = cgroup_fd >= 0 ? static_cast<std::uint64_t>(cgroup_fd) : 0;
   return static_cast<pid_t>(clone3_and_run(&arguments, run, argument));
 }
 #else
-pid_t clone_into_cgroup(int (*)(void*), void*, void*, std::size_t, int) { return -1; }
+pid_t try_clone3(int (*)(void*), void*, void*, std::size_t, int) { return -1; }
 #endif
 
 }  // namespace
 
 pid_t clone_child(int (*run)(void*), void* argument, void* stack, std::size_t stack_bytes, int cgroup_fd) {
   if (cgroup_fd >= 0) {
-    const pid_t pid = clone_into_cgroup(run, argument, stack, stack_bytes, cgroup_fd);
+    const pid_t pid = try_clone3(run, argument, stack, stack_bytes, cgroup_fd);
     if (pid > 0) return pid;
   }
+  const pid_t pid = try_clone3(run, argument, stack, stack_bytes, -1);
+  if (pid > 0) return pid;
+  // A kernel or a container without clone3. (Otherwise not: ThreadSanitizer puts itself into this one.)
   return ::clone(run, static_cast<char*>(stack) + stack_bytes, CLONE_VM | CLONE_VFORK | SIGCHLD, argument);
 }
 

@@ -84,9 +84,20 @@ struct SignalChange {
   bool ignore;  // else the default action
 };
 
+struct Limit {
+  int resource;
+  rlimit value;
+};
+
 // What the child works from. Everything is ready before it starts: it may not allocate, lock or throw.
 struct ChildPlan {
   const SpawnSpec* spec;
+  const char* path;
+  const char* directory;  // nullptr = ours
+  const int* inherit;
+  std::size_t inherit_count;
+  const Limit* limits;
+  std::size_t limit_count;
   char* const* argv;
   char* const* envp;
   const SignalChange* signals;
@@ -95,7 +106,7 @@ struct ChildPlan {
   const rlimit* descriptors;
   const cpu_set_t* cpus;
   std::size_t cpus_bytes;
-  int null_fd;  // for standard input
+  int stdin_fd;
   pid_t parent;
   // The child's answer; memory is shared. Read by the parent after the exec or the exit.
   volatile Step failed = Step::none;
@@ -107,61 +118,76 @@ struct ChildPlan {
 // not run there, so all signals are blocked until every handler is gone.
 #define DDPRUN_IN_CHILD __attribute__((no_sanitize("address", "thread", "undefined")))
 
+// Raw system calls: the C library's wrappers may be intercepted (sanitizers keep tables of descriptors and handlers, in
+// memory that is still the parent's).
+template <typename... Args>
+DDPRUN_IN_CHILD long raw(long number, Args... arguments) {
+  return ::syscall(number, arguments...);
+}
+
+// As the kernel wants it; the C library's struct sigaction is another.
+struct KernelSigaction {
+  void (*handler)(int);
+  unsigned long flags;
+  void (*restorer)();
+  unsigned long mask;
+};
+constexpr std::size_t kKernelSignalSetBytes = 8;
+
 [[noreturn]] DDPRUN_IN_CHILD void give_up(ChildPlan& plan, Step step) {
   plan.error = errno;
   plan.failed = step;
-  ::_exit(127);
+  while (true) raw(SYS_exit_group, 127);
 }
 
 DDPRUN_IN_CHILD int run_child(void* argument) {
   ChildPlan& plan = *static_cast<ChildPlan*>(argument);
   const SpawnSpec& spec = *plan.spec;
-  if (spec.new_session && ::setsid() < 0) give_up(plan, Step::session);
+  if (spec.new_session && raw(SYS_setsid) < 0) give_up(plan, Step::session);
   if (spec.die_with_parent) {
-    if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) give_up(plan, Step::parent_death);
-    if (::getppid() != plan.parent) give_up(plan, Step::orphaned);  // we died before the prctl: nobody would signal it
+    if (raw(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) != 0) give_up(plan, Step::parent_death);
+    // We died before the prctl: nobody would signal it.
+    if (raw(SYS_getppid) != plan.parent) give_up(plan, Step::orphaned);
   }
   for (std::size_t i = 0; i < plan.signal_count; ++i) {
-    struct sigaction action = {};
-    action.sa_handler = plan.signals[i].ignore ? SIG_IGN : SIG_DFL;
-    ::sigaction(plan.signals[i].number, &action, nullptr);
+    KernelSigaction action = {};
+    action.handler = plan.signals[i].ignore ? SIG_IGN : SIG_DFL;
+    raw(SYS_rt_sigaction, plan.signals[i].number, &action, nullptr, kKernelSignalSetBytes);
   }
-  if (!spec.working_directory.empty() && ::chdir(spec.working_directory.c_str()) != 0) {
-    give_up(plan, Step::directory);
+  if (plan.directory != nullptr && raw(SYS_chdir, plan.directory) != 0) give_up(plan, Step::directory);
+  if (plan.cpus != nullptr && raw(SYS_sched_setaffinity, 0, plan.cpus_bytes, plan.cpus) != 0) {
+    give_up(plan, Step::affinity);
   }
-  if (plan.cpus != nullptr && ::sched_setaffinity(0, plan.cpus_bytes, plan.cpus) != 0) give_up(plan, Step::affinity);
 
   // The wanted descriptors may have the numbers 0..2 of one another: lift them first.
-  const int wanted[3] = {spec.stdin_fd >= 0 ? spec.stdin_fd : plan.null_fd, spec.stdout_fd, spec.stderr_fd};
+  const int wanted[3] = {plan.stdin_fd, spec.stdout_fd, spec.stderr_fd};
   int lifted[3];
   for (int i = 0; i < 3; ++i) {
     lifted[i] = wanted[i];
     if (wanted[i] >= 0 && wanted[i] < 3 && wanted[i] != i) {
-      lifted[i] = ::fcntl(wanted[i], F_DUPFD_CLOEXEC, 3);
+      lifted[i] = static_cast<int>(raw(SYS_fcntl, wanted[i], F_DUPFD_CLOEXEC, 3));
       if (lifted[i] < 0) give_up(plan, Step::stdio);
     }
   }
   for (int i = 0; i < 3; ++i) {
     if (lifted[i] < 0) continue;
-    if (lifted[i] == i) {
-      ::fcntl(i, F_SETFD, 0);
-    } else if (::dup2(lifted[i], i) < 0) {
-      give_up(plan, Step::stdio);
-    }
+    const long done = lifted[i] == i ? raw(SYS_fcntl, i, F_SETFD, 0) : raw(SYS_dup3, lifted[i], i, 0);
+    if (done < 0) give_up(plan, Step::stdio);
   }
   // Asio's sockets and pipes are not close-on-exec by themselves, and a leaked listener keeps its port busy.
-  if (::syscall(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) give_up(plan, Step::descriptors);
-  for (const int fd : spec.inherit_fds) {
-    if (::fcntl(fd, F_SETFD, 0) != 0) give_up(plan, Step::descriptors);
+  if (raw(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) give_up(plan, Step::descriptors);
+  for (std::size_t i = 0; i < plan.inherit_count; ++i) {
+    if (raw(SYS_fcntl, plan.inherit[i], F_SETFD, 0) != 0) give_up(plan, Step::descriptors);
   }
   // Lowers the soft limit at most, which cannot fail; unknown (never here) stays as it is.
-  if (plan.descriptors->rlim_cur != RLIM_INFINITY) ::setrlimit(RLIMIT_NOFILE, plan.descriptors);
-  for (const auto& [resource, value] : spec.limits) {
-    const rlimit limit{value, value};
-    if (::setrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) give_up(plan, Step::limits);
+  if (plan.descriptors->rlim_cur != RLIM_INFINITY) raw(SYS_prlimit64, 0, RLIMIT_NOFILE, plan.descriptors, nullptr);
+  for (std::size_t i = 0; i < plan.limit_count; ++i) {
+    if (raw(SYS_prlimit64, 0, plan.limits[i].resource, &plan.limits[i].value, nullptr) != 0) {
+      give_up(plan, Step::limits);
+    }
   }
-  ::sigprocmask(SIG_SETMASK, plan.mask, nullptr);
-  ::execve(spec.executable.c_str(), plan.argv, plan.envp);
+  raw(SYS_rt_sigprocmask, SIG_SETMASK, plan.mask, nullptr, kKernelSignalSetBytes);
+  raw(SYS_execve, plan.path, plan.argv, plan.envp);
   give_up(plan, Step::exec);
 }
 
@@ -214,7 +240,16 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
     if (!null_fd) return Error::from_errno(errno, "open /dev/null");
   }
 
+  std::vector<Limit> limits;
+  for (const auto& [resource, value] : spec.limits) limits.push_back({resource, rlimit{value, value}});
+
   ChildPlan plan{.spec = &spec,
+                 .path = spec.executable.c_str(),
+                 .directory = spec.working_directory.empty() ? nullptr : spec.working_directory.c_str(),
+                 .inherit = spec.inherit_fds.data(),
+                 .inherit_count = spec.inherit_fds.size(),
+                 .limits = limits.data(),
+                 .limit_count = limits.size(),
                  .argv = argv.data(),
                  .envp = envp.data(),
                  .signals = signals.data(),
@@ -223,7 +258,7 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
                  .descriptors = &inherited.descriptors,
                  .cpus = spec.cpus.empty() ? nullptr : cpu_set,
                  .cpus_bytes = cpus_bytes,
-                 .null_fd = null_fd.get(),
+                 .stdin_fd = spec.stdin_fd >= 0 ? spec.stdin_fd : null_fd.get(),
                  .parent = ::getpid()};
   constexpr std::size_t kStackBytes = 64 * 1024;  // plain system calls need a few KiB; sanitizers more
   std::vector<std::max_align_t> stack(kStackBytes / sizeof(std::max_align_t));

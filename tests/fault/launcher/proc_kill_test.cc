@@ -62,7 +62,9 @@ class Job {
     for (auto& variable : variables) spec.environment.push_back(std::move(variable));
     const UniqueFd out(::open((folder_ / "out").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     spec.stdout_fd = spec.stderr_fd = out.get();
-    const InheritedSignals inherited;
+    InheritedSignals inherited;
+    // A shell that started us in the background ignores SIGINT, and so would the launcher then, as it should.
+    for (const int signal : {SIGINT, SIGQUIT, SIGTERM, SIGHUP}) inherited.action[signal] = {};
     auto pid = spawn(spec, inherited);
     EXPECT_TRUE(pid) << pid.error().message();
     pid_ = pid.value_or(-1);
