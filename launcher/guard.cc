@@ -64,13 +64,13 @@ void take(Duties& duties, const std::string& command) {
 void fulfil(const Duties& duties, const std::string& token) {
   for (const auto& cgroup : duties.cgroups) kill_cgroup(cgroup);
   if (duties.workers_expected) {
-    for (const pid_t leader : duties.sessions) ::kill(-leader, SIGKILL);
+    for (const pid_t leader : duties.sessions) signal_group(leader, SIGKILL);
     // Until nothing is found three times: a process may have forked while we looked, and one that is in the middle of
     // an exec shows no environment.
     int quiet = 0;
     for (int round = 0; round < 200 && quiet < 3; ++round) {
       const auto strays = find_processes("/proc", duties.sessions, token);
-      for (const pid_t pid : strays) ::kill(pid, SIGKILL);
+      for (const pid_t pid : strays) signal_process(pid, SIGKILL);
       quiet = strays.empty() ? quiet + 1 : 0;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
@@ -139,7 +139,7 @@ Guard::~Guard() {
     int n;
     do n = ::poll(&ready, 1, 5000);
     while (n < 0 && errno == EINTR);
-    if (n == 0) ::kill(pid_, SIGKILL);  // stopped by someone
+    if (n == 0) signal_process(pid_, SIGKILL);  // stopped by someone
   }
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }

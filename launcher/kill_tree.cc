@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "common/check.h"
 #include "common/unique_fd.h"
 
 namespace ddprun::launcher {
@@ -65,6 +66,16 @@ std::vector<std::string_view> words(std::string_view text) {
 
 }  // namespace
 
+void signal_process(pid_t pid, int signal) {
+  CHECK(pid > 1, "signal to a process id that is none");
+  ::kill(pid, signal);
+}
+
+void signal_group(pid_t leader, int signal) {
+  CHECK(leader > 1, "signal to a process group that is none");
+  ::kill(-leader, signal);
+}
+
 std::optional<ProcessStat> parse_process_stat(std::string_view line) {
   // The name in parentheses may hold spaces and parentheses: what we want starts after the last one.
   const std::size_t name_end = line.rfind(')');
@@ -106,7 +117,7 @@ std::vector<pid_t> find_processes(const std::string& proc_root, const std::set<p
                                   std::string_view token) {
   std::vector<pid_t> found;
   for_each_pid(proc_root, [&](pid_t pid) {
-    if (pid == ::getpid()) return;
+    if (pid == ::getpid() || pid == 1) return;
     const auto stat = read_process_stat(proc_root, pid);
     if (!stat || stat->state == 'Z' || stat->state == 'X') return;
     if (sessions.count(stat->session) != 0 || (!token.empty() && has_environment(proc_root, pid, token))) {
@@ -163,7 +174,7 @@ void kill_cgroup(const std::string& folder) {
     if (members.empty()) return;
     for (const auto word : members) {
       const auto pid = to_pid(word);
-      if (!told && pid) ::kill(*pid, SIGKILL);  // before Linux 5.14: one by one
+      if (!told && pid && *pid > 1) signal_process(*pid, SIGKILL);  // before Linux 5.14: one by one
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

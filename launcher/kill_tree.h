@@ -12,6 +12,11 @@
 // have their own.
 namespace ddprun::launcher {
 
+// kill(2) to one process, or to the process group of `leader`. 0, -1 and 1 would mean us, everybody or init: a mistake
+// of ours that must never reach the kernel.
+void signal_process(pid_t pid, int signal);
+void signal_group(pid_t leader, int signal);
+
 struct ProcessStat {
   char state = '?';
   pid_t parent = 0;

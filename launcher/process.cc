@@ -10,6 +10,8 @@
 #include <exception>
 #include <optional>
 
+#include "launcher/kill_tree.h"
+
 namespace asio = boost::asio;
 
 namespace ddprun::launcher {
@@ -24,7 +26,7 @@ class AdoptedChild final : public ChildProcess {
   }
 
   ~AdoptedChild() override {
-    if (process_) ::kill(-pid_, SIGKILL);  // process_ kills and reaps only the leader
+    if (process_) signal_group(pid_, SIGKILL);  // process_ kills and reaps only the leader
   }
 
   pid_t pid() const override { return pid_; }
@@ -38,7 +40,7 @@ class AdoptedChild final : public ChildProcess {
 
   ExitStatus reap() override {
     // The leader is still a zombie, so the group id is still ours and no recycled id can be hit.
-    ::kill(-pid_, SIGKILL);
+    signal_group(pid_, SIGKILL);
     boost::system::error_code ec;
     process_->wait(ec);
     const int wait_status = process_->native_exit_code();
@@ -53,8 +55,8 @@ class AdoptedChild final : public ChildProcess {
 };
 
 void kill_and_reap(pid_t pid) {
-  ::kill(-pid, SIGKILL);
-  ::kill(pid, SIGKILL);
+  signal_group(pid, SIGKILL);
+  signal_process(pid, SIGKILL);
   while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
   }
 }

@@ -362,11 +362,11 @@ asio::awaitable<Result<WorkerExit>> WorkerGroupState::next_exit() {
 
 void WorkerGroupState::send(Worker& worker, int signal) {
   // The leader is not reaped before ended(), so the group id cannot be another's.
-  ::kill(-worker.pid, signal);
+  signal_group(worker.pid, signal);
   const bool asks_to_end = signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT;
   if (asks_to_end) {
     const auto stat = read_process_stat(options_.proc_root, worker.pid);
-    if (stat && stat->state == 'T') ::kill(-worker.pid, SIGCONT);  // stopped: it could not even take the signal
+    if (stat && stat->state == 'T') signal_group(worker.pid, SIGCONT);  // stopped: it could not even take the signal
   }
 }
 
@@ -399,7 +399,7 @@ asio::awaitable<void> WorkerGroupState::stop(int signal, std::chrono::millisecon
         for (auto& [rank, worker] : workers_) {
           if (worker->ended) continue;
           names += (names.empty() ? "" : ", ") + std::to_string(worker->env.rank.value);
-          ::kill(-worker->pid, SIGKILL);
+          signal_group(worker->pid, SIGKILL);
           worker->signalled = true;
         }
         if (signal != SIGKILL) log_warning("rank {} did not end in time after {}: killed", names, signal_name(signal));
@@ -429,7 +429,7 @@ asio::awaitable<void> WorkerGroupState::stop(int signal, std::chrono::millisecon
 void WorkerGroupState::kill_all_now() {
   for (auto& [rank, worker] : workers_) {
     if (worker->ended) continue;
-    ::kill(-worker->pid, SIGKILL);
+    signal_group(worker->pid, SIGKILL);
     worker->signalled = true;
   }
   for (auto& [rank, worker] : workers_) {
@@ -519,7 +519,7 @@ void WorkerGroupState::kill_escaped() {
       found = std::any_of(entries.begin(), entries.end(),
                           [&](const std::string& entry) { return has_environment(options_.proc_root, pid, entry); });
       if (!found) continue;
-      ::kill(pid, SIGKILL);
+      signal_process(pid, SIGKILL);
       wait_for_death(pid);
       break;  // its own children have come to us now
     }
@@ -550,7 +550,7 @@ void WorkerGroupState::sweep_all() {
         }
         continue;
       }
-      if (stat->state != 'Z') ::kill(pid, SIGKILL);
+      if (stat->state != 'Z') signal_process(pid, SIGKILL);
       // It is dead in a moment; its own children come to us then, so look again.
       found = true;
       wait_for_death(pid);

@@ -276,7 +276,7 @@ class Bench {
     wait_for(folder.path + "/up.1");
     std::this_thread::sleep_for(std::chrono::seconds(1));  // what the start needed is given back
     const long kib = tree_memory_kib(child.pid, self_);
-    ::kill(child.pid, SIGTERM);
+    signal_process(child.pid, SIGTERM);
     ::waitpid(child.pid, nullptr, 0);
     return static_cast<double>(kib) / 1024;
   }

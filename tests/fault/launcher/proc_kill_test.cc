@@ -70,9 +70,9 @@ class Job {
     pid_ = pid.value_or(-1);
   }
   ~Job() {
-    if (pid_ > 0) ::kill(pid_, SIGKILL);
+    if (pid_ > 0) signal_process(pid_, SIGKILL);
     wait();
-    for (const pid_t pid : left()) ::kill(pid, SIGKILL);
+    for (const pid_t pid : left()) signal_process(pid, SIGKILL);
   }
 
   pid_t pid() const { return pid_; }
@@ -119,7 +119,7 @@ TEST(KilledLauncher, WorkersHelpersAndFoldersGo) {
   ASSERT_TRUE(eventually([&] { return job.exists("up0") && job.exists("up1"); }));
   ASSERT_GE(job.left().size(), 2u + 2 * 4);
   EXPECT_FALSE(job.temporary_folder_empty());
-  ::kill(job.pid(), SIGKILL);
+  signal_process(job.pid(), SIGKILL);
   job.wait();
   EXPECT_TRUE(eventually([&] { return job.left().empty(); }, std::chrono::seconds(20))) << job.describe_left();
   EXPECT_TRUE(eventually([&] { return job.temporary_folder_empty(); }, std::chrono::seconds(20)));
@@ -139,7 +139,7 @@ TEST(KilledLauncher, GuardHoldsNothingOfTheUsers) {
   ASSERT_TRUE(pid);
   ::close(ends[1]);
   ASSERT_TRUE(eventually([&] { return find_children("/proc", *pid).size() == 2; }));
-  ::kill(*pid, SIGKILL);
+  signal_process(*pid, SIGKILL);
   char byte;
   EXPECT_EQ(::read(ends[0], &byte, 1), 0);
   ::close(ends[0]);
@@ -150,7 +150,7 @@ TEST(KilledGuard, IsNoReasonToEnd) {
   Job job({kMini, "1", ": >$T/up; while [ ! -e $T/go ]; do sleep 0.01; done; sh -c 'setsid sleep 0.05 &'; exit 0"});
   ASSERT_TRUE(eventually([&] { return job.exists("up"); }));
   for (const pid_t pid : find_children("/proc", job.pid())) {
-    if (read_file("/proc/" + std::to_string(pid) + "/comm") == "ddprun-guard\n") ::kill(pid, SIGKILL);
+    if (read_file("/proc/" + std::to_string(pid) + "/comm") == "ddprun-guard\n") signal_process(pid, SIGKILL);
   }
   write_file(job.file("go"), "");
   EXPECT_EQ(job.wait(), 0) << job.output();
@@ -160,8 +160,8 @@ TEST(KilledGuard, IsNoReasonToEnd) {
 TEST(InterruptedLauncher, TwiceMeansNow) {
   Job job({kMini, "2", "trap '' TERM INT; : >$T/up$RANK; while :; do sleep 0.1; done"});
   ASSERT_TRUE(eventually([&] { return job.exists("up0") && job.exists("up1"); }));
-  ::kill(job.pid(), SIGINT);
-  ::kill(job.pid(), SIGTERM);
+  signal_process(job.pid(), SIGINT);
+  signal_process(job.pid(), SIGTERM);
   const int status = job.wait();
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_TRUE(job.left().empty()) << job.describe_left();
@@ -214,7 +214,7 @@ TEST(PidOne, TakesSigtermAsEveryLauncher) {
   ASSERT_TRUE(eventually([&] { return job.exists("up0") && job.exists("up1"); }));
   const auto inside = find_children("/proc", job.pid());
   ASSERT_EQ(inside.size(), 1u);
-  ::kill(inside[0], SIGTERM);
+  signal_process(inside[0], SIGTERM);
   const int status = job.wait();
   ASSERT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
@@ -256,6 +256,7 @@ TEST(Soak, NothingStaysBehind) {
                  script};
     }
     Job job(command);
+    ASSERT_GT(job.pid(), 1);
     const pid_t launcher_pid = job.pid();
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
     const int signals[] = {SIGKILL, SIGTERM, SIGINT};
@@ -269,13 +270,13 @@ TEST(Soak, NothingStaysBehind) {
       });
       if (!children.empty()) victim = children[random() % children.size()];
     }
-    ::kill(victim, signal);
+    signal_process(victim, signal);
     SCOPED_TRACE("run " + std::to_string(i) + " seed " + std::to_string(seed) + ": " + workers + " x '" + script +
                  "', signal " + std::to_string(signal) + " to " + (victim == job.pid() ? "the launcher" : "a child"));
     if (victim != job.pid()) {
       // The job may live on (the signal was ignored): end it from outside.
       std::this_thread::sleep_for(milliseconds(random() % 30));
-      ::kill(job.pid(), SIGTERM);
+      signal_process(job.pid(), SIGTERM);
     }
     job.wait();
     EXPECT_TRUE(eventually([&] { return job.left().empty(); }, std::chrono::seconds(20))) << job.describe_left();

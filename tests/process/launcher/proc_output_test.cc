@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "common/task_group.h"
+#include "launcher/kill_tree.h"
 #include "tests/support/proc_support.h"
 
 namespace asio = boost::asio;
@@ -226,7 +227,7 @@ TEST(Output, PipeHeldByAnEscapedProcessDoesNotHoldUpTheEnd) {
   const auto exits = finish(harness, *group);
   EXPECT_EQ(harness.console_out(), "said\n");
   const pid_t pid = std::stoi(read_file(harness.folder / "pid"));
-  ::kill(pid, SIGKILL);
+  signal_process(pid, SIGKILL);
   EXPECT_TRUE(eventually([&] { return is_dead(pid); }));
 }
 
