@@ -213,6 +213,8 @@ void AttemptLog::close(const std::string& outcome) {
   attempts_.back().outcome = outcome;
   ended_at_ = SteadyClock::now();
   attempts_.back().lasted = std::chrono::duration_cast<std::chrono::milliseconds>(*ended_at_ - started_);
+  attempts_.back().ended_unix_time =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
 }
 
 std::unique_ptr<WorkerGroup> watch_group(std::unique_ptr<WorkerGroup> inner, std::vector<JobObserver*> observers) {

@@ -340,7 +340,7 @@ class Launch {
     if (options_.torchrun_exit_codes && report_.exit_code != exit_code::kOk && report_.exit_code != exit_code::kUsage) {
       report_.exit_code = exit_code::kFailure;
     }
-    const std::string text = to_text(report_);
+    const std::string text = report_.success ? earlier_attempts(report_) : to_text(report_);
     if (!text.empty()) fmt::print(stderr, "{}", text);
     if (!options_.logs.report_file.empty()) {
       auto written = write_report_file(options_.logs.report_file, report_);

@@ -219,6 +219,7 @@ std::string to_text(const JobReport& report) {
     text += fmt::format("Collectives: {}\n", rest.substr(0, end));
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
+  text += earlier_attempts(report);
   if (!report.reason.empty()) text += "Job: " + report.reason + "\n";
   if (!root.log_paths.empty()) {
     std::string paths;
@@ -228,6 +229,17 @@ std::string to_text(const JobReport& report) {
     text += "Logs: " + report.log_folder + "\n";
   }
   return text + rule;
+}
+
+std::string earlier_attempts(const JobReport& report) {
+  std::string text;
+  for (std::size_t i = 0; i + 1 < report.attempts.size(); ++i) {
+    const AttemptRecord& attempt = report.attempts[i];
+    text += fmt::format("Attempt {} (round {}) ended after {:.1f} s at {}: {}\n", attempt.restart_count,
+                        attempt.round.value, static_cast<double>(attempt.lasted.count()) / 1000.0,
+                        local_time(attempt.ended_unix_time), attempt.outcome);
+  }
+  return text;
 }
 
 std::string to_json(const JobReport& report) {

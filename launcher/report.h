@@ -17,7 +17,8 @@ struct AttemptRecord {
   std::int64_t restart_count = 0;
   Round round;
   std::chrono::milliseconds lasted{0};
-  std::string outcome;  // "rank 3 on node2 ended with exit code 1", "node2 left", "succeeded"
+  std::chrono::milliseconds ended_unix_time{0};  // since 1970, this host's clock
+  std::string outcome;                           // "rank 3 on node2 ended with exit code 1", "node2 left", "succeeded"
 };
 
 struct JobReport {
@@ -33,6 +34,9 @@ struct JobReport {
   std::string log_folder;               // of this node; "" = none that stays
   std::string collectives;              // flight_verdict() of this node at the first failure, lines; "" = nobody waited
 };
+
+// One line per attempt that did not end the job: which, how long, how it ended, when; "" if there was only one.
+std::string earlier_attempts(const JobReport& report);
 
 // For the console; ends with a newline. "" on success, or when there is neither a root cause nor a reason.
 std::string to_text(const JobReport& report);

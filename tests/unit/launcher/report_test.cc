@@ -213,5 +213,22 @@ TEST(Remedy, FindsTheLineThatNamesTheError) {
   EXPECT_EQ(find_error_line({"epoch 1", "epoch 2"}), "");
 }
 
+TEST(Report, NamesEarlierAttemptsAlsoAfterSuccess) {
+  JobReport report;
+  report.success = true;
+  EXPECT_EQ(earlier_attempts(report), "");
+  report.attempts = {{.restart_count = 0,
+                      .round = Round(1),
+                      .lasted = std::chrono::milliseconds(12'340),
+                      .ended_unix_time = std::chrono::milliseconds(1'796'000'000'000),
+                      .outcome = "rank 1 ended with signal 9 (SIGKILL)"},
+                     {.restart_count = 1, .round = Round(2), .outcome = "succeeded"}};
+  const std::string text = earlier_attempts(report);
+  EXPECT_EQ(text.rfind("Attempt 0 (round 1) ended after 12.3 s at 20", 0), 0u) << text;
+  EXPECT_NE(text.find(": rank 1 ended with signal 9 (SIGKILL)\n"), std::string::npos) << text;
+  EXPECT_EQ(text.find("Attempt 1"), std::string::npos) << text;
+  EXPECT_EQ(to_text(report), "");
+}
+
 }  // namespace
 }  // namespace ddprun::launcher
