@@ -238,7 +238,7 @@ TEST(Soak, NothingStaysBehind) {
       "sleep 0.0$((RANK+1)); exit $RANK",
       "exit 0",
   };
-  // DDPRUN_SOAK_LAUNCHER=ddprun: the whole launcher instead of its process side.
+  // DDPRUN_SOAK_LAUNCHER=PATH: the whole launcher instead of its process side.
   const char* const launcher = ::getenv("DDPRUN_SOAK_LAUNCHER");
   const auto shared_before = shared_memory();
   for (int i = 0; i < count; ++i) {
@@ -246,14 +246,9 @@ TEST(Soak, NothingStaysBehind) {
     const std::string workers = std::to_string(1 + random() % 4);
     std::vector<std::string> command{kMini, workers, script};
     if (launcher != nullptr) {
-      command = {DDPRUN_BINARY_DIR "/ddprun",
-                 "--standalone",
-                 "--nproc-per-node=" + workers,
-                 "--shutdown-timeout=2",
-                 "--no-python",
-                 "/bin/sh",
-                 "-c",
-                 script};
+      command = {
+          launcher, "--standalone", "--nproc-per-node=" + workers, "--shutdown-timeout=2", "--no-python", "/bin/sh",
+          "-c",     script};
     }
     Job job(command);
     ASSERT_GT(job.pid(), 1);
@@ -291,7 +286,10 @@ TEST(Soak, NothingStaysBehind) {
         std::chrono::seconds(20)));
     if (HasFailure()) break;
   }
-  EXPECT_EQ(shared_memory(), shared_before);
+  // Other tests may run beside us: only what bears our name counts.
+  for (const auto& name : shared_memory()) {
+    EXPECT_TRUE(name.find("ddprun") == std::string::npos || shared_before.count(name) != 0) << name;
+  }
 }
 
 }  // namespace
