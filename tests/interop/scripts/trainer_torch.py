@@ -2,7 +2,8 @@
 
     trainer_torch.py prepare FOLDER            data, initial weights and cases.json for both sides
     trainer_torch.py train FOLDER CASE ...     each case under DDP (Gloo); rank 0 writes CASE.torch-W.json and .safetensors
-    trainer_torch.py resnet_noise FOLDER CASE  how far torch is from torch: memory formats and threads
+    trainer_torch.py resnet_noise FOLDER CASE  how far torch is from torch: memory formats and threads;
+                                               writes the first run as "train" does
 """
 import json
 import os
@@ -30,7 +31,7 @@ CASES = {
     "gpt2_adamw": dict(model="gpt2", batch=4, optimizer=dict(name="adamw", lr=1e-3, weight_decay=0.1, clip_grad_norm=1.0)),
     "gpt2_sgd_accumulate": dict(model="gpt2", batch=2, accumulate=4, optimizer=dict(name="sgd", lr=0.05, momentum=0.9)),
     # A small learning rate: at 0.02 two runs of torch itself are 0.1 apart after 20 steps on random labels.
-    "resnet18_sgd": dict(model="resnet18", batch=8, optimizer=dict(name="sgd", lr=0.002, momentum=0.9, weight_decay=1e-4)),
+    "resnet18_sgd": dict(model="resnet18", batch=4, optimizer=dict(name="sgd", lr=0.0005, momentum=0.9, weight_decay=1e-4)),
 }
 
 
@@ -138,6 +139,12 @@ def train(folder, case, rank=0, world=1, memory_format=torch.contiguous_format):
     return result, model
 
 
+def save(folder, name, world, steps, model):
+    (folder / f"{name}.torch-{world}.json").write_text(json.dumps(steps))
+    save_file({k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"},
+              folder / f"{name}.torch-{world}.safetensors")
+
+
 def main():
     what, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     torch.set_num_threads(1)
@@ -148,8 +155,11 @@ def main():
         runs = []
         for threads, memory_format in ((1, torch.contiguous_format), (1, torch.channels_last), (2, torch.channels_last)):
             torch.set_num_threads(threads)
-            for case in cases.values():
-                runs.append([s["loss"] for s in train(folder, case, memory_format=memory_format)[0]])
+            for name, case in cases.items():
+                steps, model = train(folder, case, memory_format=memory_format)
+                runs.append([s["loss"] for s in steps])
+                if len(runs) == 1:
+                    save(folder, name, 1, steps, model)
         noise = max(abs(a - b) for one in runs for a, b in zip(runs[0], one))
         (folder / "noise.json").write_text(json.dumps(noise))
         return None
@@ -159,9 +169,7 @@ def main():
     for name, case in cases.items():
         steps, model = train(folder, case, rank, world)
         if rank == 0:
-            (folder / f"{name}.torch-{world}.json").write_text(json.dumps(steps))
-            save_file({k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"},
-                      folder / f"{name}.torch-{world}.safetensors")
+            save(folder, name, world, steps, model)
     if world > 1:
         dist.destroy_process_group()
     return None
