@@ -87,7 +87,8 @@ ShmGroup::ShmGroup(ShmSetup setup, std::size_t staging_bytes)
       members_(setup_.members),
       staging_bytes_(round_up(staging_bytes, kPage)) {
   oversubscribed_ = size_ > allowed_cpus();
-  spin_turns_ = oversubscribed_ ? 20 : 8000;  // about 150 us
+  spin_turns_ = oversubscribed_ ? 20 : 100;  // 2 to 3 us
+  yield_turns_ = oversubscribed_ ? 50 : 300;
 }
 
 Result<std::unique_ptr<ShmGroup>> ShmGroup::create(ShmSetup setup, std::size_t staging_bytes) {
@@ -200,6 +201,11 @@ Result<void> ShmGroup::await_all(Operation& op, Duration grace) {
     bool there = static_cast<std::int32_t>(phase.load(std::memory_order_acquire) - phase_) >= 0;
     for (int i = 0; !there && i < spin_turns_; ++i) {
       relax();
+      there = static_cast<std::int32_t>(phase.load(std::memory_order_acquire) - phase_) >= 0;
+    }
+    // The peer may be waiting for this very core: let it run before sleeping.
+    for (int i = 0; !there && i < yield_turns_; ++i) {
+      ::sched_yield();
       there = static_cast<std::int32_t>(phase.load(std::memory_order_acquire) - phase_) >= 0;
     }
     if (there) continue;

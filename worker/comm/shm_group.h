@@ -103,6 +103,7 @@ class ShmGroup {
   std::size_t staging_bytes_ = 0;
   bool oversubscribed_ = false;
   int spin_turns_ = 0;
+  int yield_turns_ = 0;
   std::byte* base_ = nullptr;
   std::size_t base_bytes_ = 0;
   std::size_t file_end_ = 0;
