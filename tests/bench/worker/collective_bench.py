@@ -44,7 +44,8 @@ dist.destroy_process_group()
 
 
 def rounds_for(size, ranks):
-    return max(3, min(200, (64 << 20) // size)) if ranks == 2 else max(3, min(40, (32 << 20) // size))
+    most = (512 << 20) if ranks == 2 else (128 << 20)
+    return max(3, min(100 if ranks == 2 else 20, most // size))
 
 
 def lines(command, env=None):
