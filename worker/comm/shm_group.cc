@@ -265,8 +265,20 @@ Result<void> ShmGroup::check_peers(Operation& op, TimePoint since, Duration grac
   if (watch_) {
     if (auto news = watch_()) return fail(*news);
   }
-  if (SteadyClock::now() >= op.deadline() + grace) return fail(timed_out(op, since));
+  // The grace is for a peer that waits for another host. One that is stopped waits for nobody: name it before that host
+  // gives up on us.
+  const TimePoint now = SteadyClock::now();
+  if (now >= op.deadline() + grace || (now >= op.deadline() && somebody_is_stopped()))
+    return fail(timed_out(op, since));
   return {};
+}
+
+bool ShmGroup::somebody_is_stopped() const {
+  for (int p = 0; p < size_; ++p) {
+    const bool behind = static_cast<std::int32_t>(area(p).phase.load(std::memory_order_acquire) - phase_) < 0;
+    if (behind && process_state(members_[static_cast<std::size_t>(p)].pid) == 'T') return true;
+  }
+  return false;
 }
 
 Error ShmGroup::timed_out(Operation& op, TimePoint since) {

@@ -93,6 +93,7 @@ class ShmGroup {
   Result<void> await_all(Operation& op, Duration grace);
   Result<void> await_slowly(Operation& op, int local, Duration grace);
   Result<void> check_peers(Operation& op, TimePoint since, Duration grace);
+  bool somebody_is_stopped() const;
   Error timed_out(Operation& op, TimePoint since);
   void wake_all();
 

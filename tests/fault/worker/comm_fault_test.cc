@@ -37,7 +37,9 @@ class CommFault : public ::testing::TestWithParam<Kind> {
           auto communicator = testing::make_test_communicator(GetParam(), context, timeout);
           RANK_OK(communicator);
           RANK_OK(context.store->set("up/" + std::to_string(context.rank), "1"));
-          return body(**communicator);
+          std::string text = body(**communicator);
+          RANK_OK(context.store->set("done/" + std::to_string(context.rank), "1"));
+          return text;
         },
         std::chrono::seconds(60), meanwhile);
   }
@@ -82,13 +84,14 @@ TEST_P(CommFault, StoppedRankIsNamedAtTheDeadline) {
       },
       std::chrono::milliseconds(1000),
       [](const std::vector<int>& pids, KeyValue& store) {
-        (void)store.get("up/1", SteadyClock::now() + std::chrono::seconds(60));
+        const auto wait_for = [&store](const std::string& key) {
+          (void)store.get(key, SteadyClock::now() + std::chrono::seconds(60));
+        };
+        for (const char* key : {"up/0", "up/1", "up/2"}) wait_for(key);
         ::kill(pids[1], SIGSTOP);
         // It ends by itself once it runs again: the others have told it.
-        std::thread([pid = pids[1]] {
-          std::this_thread::sleep_for(std::chrono::seconds(3));
-          ::kill(pid, SIGCONT);
-        }).detach();
+        for (const char* key : {"done/0", "done/2"}) wait_for(key);
+        ::kill(pids[1], SIGCONT);
       });
   for (int r : {0, 2}) {
     EXPECT_THAT(outcomes[static_cast<std::size_t>(r)].text,
