@@ -1,6 +1,8 @@
+#include <chrono>
 #include <cstdio>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/exit_code.h"
@@ -18,6 +20,8 @@
 
 namespace ddprun::trainer {
 namespace {
+
+constexpr std::chrono::seconds kTimeForTheSpeaker{5};
 
 int usage_error(const std::string& message) {
   std::fprintf(stderr, "trainer: %s\n", message.c_str());
@@ -54,6 +58,8 @@ int run(const std::vector<std::string>& arguments) {
       write_error_file(env->error_file, config.error().message(), exit_code::kUsage);
       return usage_error(config.error().message());
     }
+    // A launcher stops all when the first one ends: the one that speaks must be the first. Its end brings us a SIGTERM.
+    std::this_thread::sleep_for(kTimeForTheSpeaker);
     return exit_code::kUsage;
   }
   if (options->flag("check")) {
