@@ -163,10 +163,14 @@ Result<void> CheckpointDirectory::write(std::int64_t step, const std::vector<Fil
   }
   if (done && ::rename(working.c_str(), path_of(step).c_str()) != 0) {
     done = Error::from_errno(errno, "rename of " + working);
-    // This step was saved before (a run that was started again at its end): the new one takes its place.
+    // This step was saved before (a run that was started again at its end): the new one takes its place, at once where
+    // the file system can, so that a kill never leaves none.
     const std::string old = path_ + "/" + std::string(kRemoving) + folder_name(step);
     fs::remove_all(old, ignored);
-    if (::rename(path_of(step).c_str(), old.c_str()) == 0) {
+    if (::renameat2(AT_FDCWD, working.c_str(), AT_FDCWD, path_of(step).c_str(), RENAME_EXCHANGE) == 0) {
+      done = Result<void>();
+      fs::remove_all(working, ignored);
+    } else if (::rename(path_of(step).c_str(), old.c_str()) == 0) {
       done = ::rename(working.c_str(), path_of(step).c_str()) == 0
                  ? Result<void>()
                  : Result<void>(Error::from_errno(errno, "rename of " + working));
