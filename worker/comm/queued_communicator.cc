@@ -76,7 +76,7 @@ class QueuedCommunicator::Pending final : public Work::State {
     }
     if (unwinding) {
       core->transport->abort("rank " + std::to_string(core->rank) + " ended by an exception");
-    } else {
+    } else if (!failed) {
       log_warning(
           "a handle was dropped without wait(): {} on rank {}; waiting for its end, since its memory may go too",
           operation.signature.describe(), core->rank);

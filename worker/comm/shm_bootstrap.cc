@@ -168,7 +168,10 @@ Result<ShmSetup> serve(KeyValue& store, const ShmPlace& place, TimePoint deadlin
                                place.local_size - missing, place.local_size, absent_of(setup)));
     }
     UniqueFd connection(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!connection) continue;
+    if (!connection) {
+      if (errno == EINTR || errno == EAGAIN || errno == ECONNABORTED) continue;
+      return Error::from_errno(errno, "shared memory: cannot accept a connection");  // no descriptor left, for one
+    }
     ucred peer{};
     socklen_t peer_size = sizeof peer;
     if (::getsockopt(connection.get(), SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0 ||

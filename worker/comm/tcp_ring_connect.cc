@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <thread>
 
@@ -117,7 +118,10 @@ Result<std::unique_ptr<TcpRing>> TcpRing::connect(KeyValue& store, const RingPla
                       ring->previous_.rank, Endpoint{place.address, listener->port}.to_string(), ring->previous_.rank));
     }
     UniqueFd fd(::accept4(listener->fd.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!fd) continue;
+    if (!fd) {
+      if (errno == EINTR || errno == EAGAIN || errno == ECONNABORTED) continue;
+      return Error::from_errno(errno, "cannot accept a connection of the ring");  // no descriptor left, for one
+    }
     std::string hello(kHelloSize, '\0');
     const TimePoint patience = std::min(deadline, SteadyClock::now() + kStrangerPatience);
     if (!read_exact(fd.get(), hello.data(), hello.size(), patience)) continue;
