@@ -410,10 +410,12 @@ class NcclCommunicator final : public Communicator {
     std::optional<Result<void>> result_;
   };
 
+  // A device that has failed cannot tell whose memory it is: then launch() says what happened, where reading device
+  // memory here would end the process.
   bool on_host(const Block& block) const {
     int device = -1;
     const int status = core_->setup.device->pointer_device(block.data, &device);
-    return status != DeviceApi::kSuccess || device < 0;
+    return status == DeviceApi::kSuccess && device < 0;
   }
 
   Signature signature(OpKind kind, const Block& part, Reduce op, int root) const {

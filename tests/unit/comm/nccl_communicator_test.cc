@@ -73,7 +73,8 @@ class FakeDevice final : public cuda::DeviceApi {
   int synchronize_event(cuda::EventHandle) override { return 0; }
   int pointer_device(const void* memory, int* device) override {
     *device = log_.device_memory.count(memory) != 0 ? 0 : -1;
-    return 0;
+    if (log_.fail.count("pointer_device") == 0) return 0;
+    return *device = -1, log_.fail["pointer_device"];
   }
   int last_launch_error() override { return 0; }
   std::string error_text(int) override { return "cuda text"; }
@@ -245,6 +246,16 @@ TEST_F(Nccl, HostMemoryDoesNotGoToNccl) {
   EXPECT_TRUE(c->all_reduce(Block{&loss, 1, DType::f64}, Reduce::sum).wait());
   EXPECT_EQ(loss, 2.5);
   EXPECT_THAT(log.calls, IsEmpty());
+}
+
+// After an illegal access no call knows anything any more: device memory must not be taken for the host's then.
+TEST_F(Nccl, AFailedDeviceIsNotReadAsHostMemory) {
+  auto c = made();
+  const Block block = device_block(*c, 8);
+  log.fail["pointer_device"] = log.fail["record"] = 700;
+  Result<void> ok = c->all_reduce(block, Reduce::sum).wait();
+  ASSERT_FALSE(ok);
+  EXPECT_THAT(ok.error().message(), AllOf(HasSubstr("CUDA on rank 0"), HasSubstr("cuda text (700)")));
 }
 
 TEST_F(Nccl, ErrorsOfCallsComeWithTheirRemedy) {
