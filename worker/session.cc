@@ -352,6 +352,10 @@ std::vector<checkpoint::TensorShape> optimizer_tensors(optim::Optimizer& optimiz
 }  // namespace
 
 Result<void> Session::together(Result<void> mine) {
+  // A device that failed is the cause of what else went wrong here (no memory, numbers that are none).
+  if (!mine && kernels != nullptr) {
+    if (auto good = kernels->status(); !good) mine = std::move(good);
+  }
   Agreement agreement = agree(*communicator, std::move(mine));
   if (agreement.result || error_is_said) return std::move(agreement.result);
   error_is_said = true;
@@ -450,12 +454,14 @@ std::uint32_t parameter_checksum(const Session& session) {
   return crc;
 }
 
-void start_save(Session& session) {
+Result<void> start_save(Session& session) {
   const std::vector<std::byte*>& places = session.writer->begin();
   std::size_t at = 0;
   for (const engine::Parameter& p : session.store->parameters()) session.store->read(p.id, places[at++]);
   for (const optim::StateTensor& t : session.optimizer->state()) session.optimizer->read(t, places[at++]);
-  session.writer->submit(session.state);
+  auto good = session.kernels->status();
+  if (good) session.writer->submit(session.state);
+  return good;
 }
 
 }  // namespace ddprun::trainer

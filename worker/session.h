@@ -67,7 +67,8 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
 Result<void> broadcast_buffers(Session& session);
 // CRC-32C over all trainable parameters, to compare ranks.
 std::uint32_t parameter_checksum(const Session& session);
-// Rank 0: copies parameters, buffers and optimizer state, and starts the save of `session.state`.
-void start_save(Session& session);
+// Rank 0: copies parameters, buffers and optimizer state, and starts the save of `session.state`. Errors: the device's,
+// whose memory cannot be trusted then; nothing is saved.
+Result<void> start_save(Session& session);
 
 }  // namespace ddprun::trainer

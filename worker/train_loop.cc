@@ -35,6 +35,15 @@ std::string index_lines(std::int64_t epoch, std::span<const std::int64_t> indice
   return lines;
 }
 
+// A full disk must not end a run; its checkpoints say what they think of it themselves.
+void append_or_end(std::optional<LineFile>& file, const std::string& lines) {
+  if (!file) return;
+  auto written = file->append(lines);
+  if (written) return;
+  log_warning("{}; this file ends here", written.error().message());
+  file.reset();
+}
+
 class TrainLoop {
  public:
   TrainLoop(Session& session, StopSignal& stop, Reporter& reporter)
@@ -70,6 +79,9 @@ class TrainLoop {
   bool at_end() const {
     return s_.state.epoch >= s_.config.train.epochs ||
            (s_.config.train.max_steps > 0 && s_.state.step >= s_.config.train.max_steps);
+  }
+  std::string index_path(std::size_t rank) const {
+    return fmt::format("{}/rank-{}.txt", s_.config.output.indices, rank);
   }
   std::int64_t samples_per_step() const { return batch_ * s_.config.train.accumulate; }  // of one rank
 
@@ -120,7 +132,12 @@ Result<void> TrainLoop::open_outputs() {
     const auto& sizes = s_.state.index_bytes;
     const auto me = static_cast<std::size_t>(s_.rank());
     const std::int64_t bytes = me < sizes.size() ? sizes[me] : 0;
-    keep(LineFile::open(fmt::format("{}/rank-{}.txt", output.indices, me), bytes), indices_);
+    keep(LineFile::open(index_path(me), bytes), indices_);
+    // Files of ranks that this world no longer has.
+    for (std::size_t k = static_cast<std::size_t>(s_.world_size()); s_.is_root() && k < sizes.size(); ++k) {
+      std::optional<LineFile> cut;
+      keep(LineFile::open(index_path(k), sizes[k]), cut);
+    }
   }
   if (!output.tensorboard.empty() && s_.is_root()) {
     auto writer = TensorBoardWriter::open(output.tensorboard, s_.state.step);
@@ -265,7 +282,7 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   // One small all-reduce carries all that the ranks must agree on: loss, stop signals, failures.
   double vote[4] = {loss_sum, static_cast<double>(samples), stop_.requested() != 0 ? 1.0 : 0.0, mine ? 0.0 : 1.0};
   auto voted = ddp::sync_metrics(*s_.communicator, vote, comm::Reduce::sum);
-  if (!voted) return std::move(voted).error();
+  if (!voted) return mine ? std::move(voted).error() : std::move(mine).error();  // our own failure explains more
   if (vote[3] > 0) {
     auto ended = s_.together(std::move(mine));
     if (!ended) return std::move(ended).error();
@@ -336,22 +353,14 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
   ++steps_done_;
   window_samples_ += result.samples;
   const double took = seconds_since(started);
-  Result<void> files;
-  if (indices_) files = indices_->append(used_);
-  if (metrics_ && files) {
-    files = metrics_->append(to_json_line(StepMetrics{.step = s_.state.step,
-                                                      .epoch = s_.state.epoch,
-                                                      .loss = result.loss,
-                                                      .lr = lr,
-                                                      .scale = scale,
-                                                      .skipped = result.skipped,
-                                                      .samples_per_s = static_cast<double>(result.samples) / took}));
-  }
-  if (!files) {
-    // A full disk must not end a run; its checkpoints say what they think of it themselves.
-    log_warning("{}; this file ends here", files.error().message());
-    (indices_ && !metrics_ ? indices_ : metrics_).reset();
-  }
+  append_or_end(indices_, used_);
+  append_or_end(metrics_, to_json_line(StepMetrics{.step = s_.state.step,
+                                                   .epoch = s_.state.epoch,
+                                                   .loss = result.loss,
+                                                   .lr = lr,
+                                                   .scale = scale,
+                                                   .skipped = result.skipped,
+                                                   .samples_per_s = static_cast<double>(result.samples) / took}));
   if (result.skipped) {
     reporter_.line(fmt::format("step {}: skipped, not finite (loss scale {:.6g})", s_.state.step, scale));
   }
@@ -383,7 +392,12 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
   }
   const CheckpointConfig& checkpoint = s_.config.checkpoint;
   if (!checkpoint.dir.empty() && checkpoint.every_steps > 0 && s_.state.step % checkpoint.every_steps == 0) {
-    return save(/*wait=*/false);
+    // Rank 0 waits here for a disk that is slower than the saves: the others wait with it, longer than for a gradient.
+    s_.communicator->set_timeout(kFileTimeout);
+    auto done = save(/*wait=*/false);
+    if (done) done = s_.communicator->barrier();
+    s_.communicator->set_timeout(s_.config.ddp.timeout);
+    return done;
   }
   return {};
 }
@@ -399,20 +413,26 @@ Result<void> TrainLoop::save(bool wait) {
                                      comm::Block{sizes.data(), sizes.size(), comm::DType::i64})
                         .wait();
     if (!gathered) return gathered;
-    s_.state.index_bytes = std::move(sizes);
+    // Ranks that were there before this world was made smaller keep what they wrote.
+    auto& known = s_.state.index_bytes;
+    known.resize(std::max(known.size(), sizes.size()));
+    std::copy(sizes.begin(), sizes.end(), known.begin());
   }
   saved_at_ = s_.state.step;
   if (s_.writer == nullptr) return {};
-  start_save(s_);
-  auto outcome = wait ? s_.writer->wait() : s_.writer->poll();
-  if (!outcome && wait) return std::move(outcome).error().with_context("checkpoint not saved");
-  if (!outcome) {
+  // The save before this one: how it went says nothing about this one.
+  auto before = wait ? s_.writer->wait() : Result<void>();
+  auto started = start_save(s_);
+  if (before && !wait) before = s_.writer->poll();
+  if (!before) {
     const std::int64_t last = s_.writer->last_saved_step();
     log_error(
-        "checkpoint not saved: {}; {}, training goes on", outcome.error().message(),
+        "checkpoint not saved: {}; {}, training goes on", before.error().message(),
         last >= 0 ? fmt::format("the one of step {} is untouched", last) : std::string("earlier ones are untouched"));
   }
-  return {};
+  if (!started || !wait) return started;
+  auto outcome = s_.writer->wait();
+  return outcome ? outcome : Result<void>(std::move(outcome).error().with_context("checkpoint not saved"));
 }
 
 Result<void> TrainLoop::end_epoch() {
@@ -457,7 +477,7 @@ Result<void> TrainLoop::validate() {
       evaluate_share(*s_.validation_data, *s_.validation_loader, *s_.plans, s_.config.loss, s_.rank(), s_.world_size());
   // Shares differ by one sample at most, but a rank may be slow: wait as for files.
   s_.communicator->set_timeout(kFileTimeout);
-  auto all = s_.together(counts ? Result<void>() : Result<void>(counts.error()));
+  auto all = s_.together(counts ? s_.kernels->status() : Result<void>(counts.error()));
   s_.communicator->set_timeout(s_.config.ddp.timeout);
   if (!all) return all;
   double sums[4] = {counts->loss_sum, static_cast<double>(counts->targets), static_cast<double>(counts->correct),
@@ -524,6 +544,7 @@ Result<int> TrainLoop::finish(bool stopped) {
                                                  : Result<void>();
   }
   if (mine && !stopped && s_.is_root() && !s_.config.output.params.empty()) mine = write_params();
+  if (mine) mine = s_.kernels->status();
   auto all = s_.together(std::move(mine));
   if (!all) return std::move(all).error();
   stop_.disarm();

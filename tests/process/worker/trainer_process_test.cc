@@ -180,6 +180,26 @@ TEST_F(Trainer, AKilledRunsFilesAreCutBackToItsCheckpoint) {
   EXPECT_EQ(lines_of("i/rank-1.txt"), 20);
 }
 
+// Also those of ranks that the next world does not have; and when it grows again they go on where they were.
+TEST_F(Trainer, IndexFilesSurviveASmallerWorld) {
+  write_csv("data.csv", 36, 2);
+  set("data.batch_size", "1");
+  set("train.epochs", "1");
+  set("train.max_steps", "6");
+  set("checkpoint.dir", path("ck"));
+  set("output.indices", path("i"));
+  expect_ok(run(3));
+  std::ofstream(path("i/rank-2.txt"), std::ios::app) << "0 999\n";
+  set("train.max_steps", "9");
+  expect_ok(run(1));
+  EXPECT_THAT(read("i/rank-2.txt"), Not(HasSubstr("999")));
+  set("train.max_steps", "0");
+  expect_ok(run(3));
+  EXPECT_EQ(lines_of("i/rank-0.txt"), 6 + 3 + 5);
+  EXPECT_EQ(lines_of("i/rank-1.txt"), 6 + 5);
+  EXPECT_EQ(lines_of("i/rank-2.txt"), 6 + 5);
+}
+
 TEST_F(Trainer, AFinishedRunMayBeStartedAgain) {
   write_csv("data.csv", 16, 2);
   set("checkpoint.dir", path("ck"));
