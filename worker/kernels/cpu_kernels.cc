@@ -127,7 +127,8 @@ class CpuKernels final : public Kernels {
         float& rm = f(running_mean)[c];
         float& rv = f(running_var)[c];
         rm = static_cast<float>((1 - s.momentum) * static_cast<double>(rm) + s.momentum * m);
-        rv = static_cast<float>((1 - s.momentum) * static_cast<double>(rv) + s.momentum * total / (rows - 1));
+        const double unbiased = s.rows > 1 ? total / (rows - 1) : 0;  // one row says nothing about the spread
+        rv = static_cast<float>((1 - s.momentum) * static_cast<double>(rv) + s.momentum * unbiased);
       }
     }
     scale_rows(s, x, residual, scale, offset, y);

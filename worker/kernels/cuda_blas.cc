@@ -6,6 +6,7 @@ namespace ddprun::engine::gpu {
 
 // NVIDIA recommends 32 MiB for Hopper (cuBLAS documentation, "cublasSetWorkspace").
 static constexpr std::size_t kWorkspaceBytes = std::size_t{32} << 20;
+static constexpr std::uint32_t kAlignment = 64;
 
 cudaDataType_t data_type(DType type) {
   switch (type) {
@@ -98,6 +99,13 @@ Blas::Product* Blas::find(const GemmDesc& desc) {
   ok("cublasLtMatmulPreferenceSetAttribute",
      cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
                                           sizeof(kWorkspaceBytes)));
+  // Without these cuBLAS takes all matrices for aligned to 256 bytes; ours are to 64 (buckets, arenas).
+  for (const auto attribute :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    ok("cublasLtMatmulPreferenceSetAttribute",
+       cublasLtMatmulPreferenceSetAttribute(preference, attribute, &kAlignment, sizeof(kAlignment)));
+  }
   cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
   const int status = cublasLtMatmulAlgoGetHeuristic(lt_, product->operation, product->a, product->b, product->c,

@@ -119,7 +119,7 @@ class Reference final : public Kernels {
       d(rstd)[c] = 1 / std::sqrt(squares / rows + s.eps);
       if (running_mean != nullptr) {
         d(running_mean)[c] += s.momentum * (m - d(running_mean)[c]);
-        d(running_var)[c] += s.momentum * (squares / (rows - 1) - d(running_var)[c]);
+        d(running_var)[c] += s.momentum * ((s.rows > 1 ? squares / (rows - 1) : 0) - d(running_var)[c]);
       }
     }
     normalise(s, x, residual, gamma, beta, d(mean), d(rstd), y);

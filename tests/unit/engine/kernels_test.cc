@@ -233,6 +233,19 @@ TEST_P(KernelParity, Convolution) {
   }
 }
 
+// The short batch at an epoch's end may be one sample, and its last feature map one position.
+TEST_P(KernelParity, BatchNormOfOneRowKeepsTheRunningVarianceFinite) {
+  const BatchNormDesc s{.rows = 1, .channels = 3};
+  auto x = activations(3), y = activations(3);
+  auto gamma = masters(3, 1), beta = masters(3), rm = masters(3), rv = positive(3), mean = masters(3),
+       rstd = masters(3);
+  k_->batch_norm_train(s, x->k(), nullptr, gamma->k(), beta->k(), rm->k(), rv->k(), mean->k(), rstd->k(), y->k(),
+                       scratch(*k_, s));
+  r_->batch_norm_train(s, x->r(), nullptr, gamma->r(), beta->r(), rm->r(), rv->r(), mean->r(), rstd->r(), y->r(),
+                       nullptr);
+  for (Twin* t : {rm.get(), rv.get()}) expect_close(*t, 4, "batch_norm_train");
+}
+
 TEST_P(KernelParity, BatchNorm) {
   for (const auto& [rows, channels] : std::vector<std::pair<I, I>>{{7, 1}, {31, 3}, {65, 17}, {300, 65}}) {
     for (int flags = 0; flags < 8; ++flags) {
