@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -25,7 +26,10 @@ class FakeDataset final : public Dataset {
   const SampleSpec& spec() const override { return spec_; }
   Result<void> read(const SampleKey& key, std::byte* input, std::byte* target) const override {
     if (key.index == broken) return Error(Errc::malformed, name_of(key.index) + ": broken");
-    if (key.index == slow) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    // Until the test has seen its timeout; the bound is for a test that fails.
+    for (int i = 0; key.index == slow && !released && i < 10'000; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     SampleRandom random(key);
     auto* out = reinterpret_cast<float*>(input);
     for (int i = 0; i < 3; ++i) out[i] = static_cast<float>(random.uniform());
@@ -37,6 +41,7 @@ class FakeDataset final : public Dataset {
 
   std::int64_t broken = -1;
   std::int64_t slow = -1;
+  std::atomic<bool> released{false};
 
  private:
   SampleSpec spec_;
@@ -120,11 +125,12 @@ TEST(Loader, ATimeoutNamesTheSlowSample) {
   FakeDataset dataset;
   dataset.slow = 5;
   LoaderOptions o = options(1);
-  o.timeout = std::chrono::milliseconds(50);
+  o.timeout = std::chrono::milliseconds(500);  // the first batch must make it on a busy machine
   Loader loader(dataset, o);
   loader.begin_epoch(0, first(20));
   ASSERT_TRUE(loader.next());
   auto second = loader.next();
+  dataset.released = true;
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().code(), Errc::timed_out);
   EXPECT_THAT(second.error().message(), HasSubstr("fake 5"));
