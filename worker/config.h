@@ -26,7 +26,7 @@ struct DataConfig {
   int num_workers = 2;
   int prefetch_factor = 2;
   bool persistent_workers = true;
-  bool pin_memory = true;
+  bool pin_memory = true;  // changes nothing: DeviceContext::upload() always goes through page-locked memory
   std::vector<double> mean, std;
   bool crop = false, flip = false;
   std::int64_t image_size = 224;
@@ -44,7 +44,7 @@ struct TrainConfig {
   std::uint64_t seed = 0;
   std::int64_t accumulate = 1;
   bool activation_checkpointing = false;
-  bool deterministic = true;
+  bool deterministic = true;  // changes nothing: all kernels are
   OnNan on_nan = OnNan::stop;
   std::int64_t memory_limit_mb = 0;  // 0: none
   std::chrono::milliseconds step_delay{0};
