@@ -5,7 +5,8 @@ run_ctest() {
   local dir=$1 out rc=0 passed failed skipped total
   shift
   out=$(mktemp)
-  ctest --test-dir "$dir" --output-on-failure --no-tests=error -j "${DDPRUN_TEST_JOBS:-2}" "$@" >"$out" 2>&1 || rc=$?
+  # A second try tells a broken test from a machine that was busy; both are said below.
+  ctest --test-dir "$dir" --output-on-failure --no-tests=error --repeat until-pass:2 -j "${DDPRUN_TEST_JOBS:-2}" "$@" >"$out" 2>&1 || rc=$?
   grep -vE '^ +Start +[0-9]+:|Passed +[0-9.]+ sec$' "$out" || true
   # ctest counts skipped tests among the passed ones.
   total=$(sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests failed out of \([0-9]*\)$/\2/p' "$out")
