@@ -11,6 +11,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cerrno>
 #include <chrono>
 #include <exception>
 #include <optional>
@@ -93,6 +94,12 @@ class Launch {
   int run() {
     for (const auto& warning : options_.warnings) log_warning("{}", warning);
     for (const auto& note : options_.notes) log_info("{}", note);
+    if (const std::string path = options_.logs.report_file; !path.empty()) {
+      if (auto can = check_report_file(path); !can) {
+        options_.logs.report_file.clear();
+        return fail(exit_code::kUsage, "--report: " + can.error().message());
+      }
+    }
     auto program = find_program();
     if (!program) {
       const bool missing = program.error().code() == Errc::not_found;
@@ -114,6 +121,17 @@ class Launch {
     auto guard = Guard::start();
     if (!guard) return fail(exit_code::kFailure, guard.error().message());
     guard_ = *guard;
+    const StreamChoice& redirects = options_.output.redirects;
+    if (options_.logs.log_dir.empty() && (redirects.all != 0 || !redirects.ranks.empty())) {
+      // Their only copy will be in the temporary directory.
+      const std::string folder = process_environment()("TMPDIR").value_or("");
+      const std::string parent = folder.empty() ? "/tmp" : folder;
+      if (::access(parent.c_str(), W_OK | X_OK) != 0) {
+        return fail(exit_code::kUsage, Error::from_errno(errno, "--redirects: no logs can be written to " + parent +
+                                                                    " (set TMPDIR or give --log-dir)")
+                                           .message());
+      }
+    }
     auto logs = LogTree::open(options_.logs.log_dir, options_.run_id.value, guard_);
     if (!logs) return fail(exit_code::kUsage, logs.error().message());
     logs_ = *logs;

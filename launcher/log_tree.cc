@@ -122,6 +122,11 @@ Result<AttemptFolder> LogTree::begin_attempt(std::int64_t restart_count, Round r
       }
     }
     if (root_.empty()) {
+      if (!temporary_) {
+        return Error(Errc::system, "cannot make the workers' log folder in " + parent + ": " +
+                                       std::error_code(error, std::generic_category()).message() +
+                                       " (set TMPDIR or give --log-dir)");
+      }
       // Only error files would be there: the job can run without.
       log_warning("no error files of workers in the report: cannot make a folder in {}: {}", parent,
                   std::error_code(error, std::generic_category()).message());

@@ -44,6 +44,7 @@ struct Console {
   bool never_blocks = false;  // a regular file or the like: written directly
   bool terminal = false;
   bool closed = false;  // the reader is gone
+  int broken = 0;       // errno of another reason, not said yet
   bool armed = false;   // epoll waits for room
   std::string queue;
   std::size_t written = 0;  // of queue
@@ -86,6 +87,7 @@ struct Console {
         if (errno == EINTR) continue;
         if (errno == EAGAIN) break;
         closed = true;  // EPIPE, EIO: nobody reads any more. The job goes on without its console.
+        if (errno != EPIPE && errno != EIO) broken = errno;
         break;
       }
       written += static_cast<std::size_t>(n);
@@ -488,6 +490,9 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
         }
         if (pump->console == nullptr || pump->console->waiting() == 0) done.push_back(id);
       }
+    }
+    if (const int error = std::exchange(consoles_[0].broken, 0); error != 0) {
+      problem("standard output: " + error_text(error) + ": what workers print from here on is not shown there");
     }
     for (std::size_t i = 0; i < 2; ++i) {
       Console& console = consoles_[i];

@@ -81,6 +81,10 @@ std::string find_remedy(const FailureRecord& failure, const std::string& python)
   if (contains(text, "ImportError:")) {
     return "an import failed in " + interpreter + ": is this the environment that the script was written for?";
   }
+  if (contains(text, "failed to map segment from shared object")) {
+    return "there is no room for the program's libraries (--worker-limit=address-space, ulimit -v), or they lie on a "
+           "file system that is mounted noexec";
+  }
   if (contains(text, "error while loading shared libraries:")) {
     return "a shared library is missing: install it, or add its folder to LD_LIBRARY_PATH";
   }

@@ -130,7 +130,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       co_return give_up("does not answer as a rendezvous within " + std::to_string(limit.count() / 1000) + " s");
     }
     auto head = rdzv::decode_hello_reply_head(*fixed);
-    if (!head) co_return give_up(head.error().message());
+    if (!head) co_return give_up("answers, but " + head.error().message());
     auto why = co_await read_bytes(socket, head->why_bytes, limit);
     if (!why) co_return std::move(why).error();
     if (!head->accepted || head->version != rdzv::kVersion) co_return give_up("refuses us: " + *why);

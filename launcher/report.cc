@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -152,8 +153,13 @@ std::string dump(const nlohmann::json& object) {
 }
 
 Result<void> write_whole(const std::string& path, const std::string& text) {
-  const std::string beside = path + ".tmp." + std::to_string(::getpid());
-  const UniqueFd fd(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  // A device, a pipe or a link (/dev/null, /dev/stdout) is written to; a rename would put a file in its place.
+  struct stat status = {};
+  const bool special = ::lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
+  const std::string beside = special ? path : path + ".tmp." + std::to_string(::getpid());
+  // What a link in /dev leads to (a file that our output goes to) is not to be emptied.
+  const int how = special && path.starts_with("/dev/") ? O_APPEND : O_CREAT | O_TRUNC;
+  const UniqueFd fd(::open(beside.c_str(), O_WRONLY | how | O_CLOEXEC, 0666));
   if (!fd) return Error::from_errno(errno, "cannot write " + path);
   std::size_t done = 0;
   while (done < text.size()) {
@@ -161,12 +167,12 @@ Result<void> write_whole(const std::string& path, const std::string& text) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
       const int error = errno;
-      ::unlink(beside.c_str());
+      if (!special) ::unlink(beside.c_str());
       return Error::from_errno(error, "cannot write " + path);
     }
     done += static_cast<std::size_t>(n);
   }
-  if (::rename(beside.c_str(), path.c_str()) != 0) {
+  if (!special && ::rename(beside.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ::unlink(beside.c_str());
     return Error::from_errno(error, "cannot write " + path);
@@ -264,6 +270,22 @@ std::string to_json(const JobReport& report) {
                                   {"outcome", attempt.outcome}});
   }
   return dump(object);
+}
+
+Result<void> check_report_file(const std::string& path) {
+  struct stat status = {};
+  if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
+    return Error(Errc::invalid_argument, path + " is a folder; give a file");
+  }
+  // A file is replaced, so its folder has to be writable; a device, pipe or link is written to.
+  const bool there = ::lstat(path.c_str(), &status) == 0;
+  std::string needed = path;
+  if (!there || S_ISREG(status.st_mode)) {
+    const auto slash = path.rfind('/');
+    needed = slash == std::string::npos ? "." : path.substr(0, slash == 0 ? 1 : slash);
+  }
+  if (::access(needed.c_str(), W_OK) != 0) return Error::from_errno(errno, "cannot write " + path);
+  return {};
 }
 
 Result<void> write_report_file(const std::string& path, const JobReport& report) {

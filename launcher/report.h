@@ -52,6 +52,8 @@ std::string failure_message(const FailureRecord& failure);
 std::string remedy(const JobReport& report, const FailureRecord& failure);
 
 // --report FILE: whole or not at all (written beside it, then renamed). Errors: system with the path.
+// A device, pipe or link is written to. check_report_file() finds out before the start what can be known then.
+Result<void> check_report_file(const std::string& path);
 Result<void> write_report_file(const std::string& path, const JobReport& report);
 
 // When the launcher itself has TORCHELASTIC_ERROR_FILE: the root cause in torch's schema, with message.errorCode.

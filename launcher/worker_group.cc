@@ -205,7 +205,7 @@ Result<void> WorkerGroupState::start(std::vector<WorkerSpec> specs) {
     auto made = options_.logs->begin_attempt(env.restart_count, env.round, static_cast<std::int64_t>(specs.size()));
     if (!made) return std::move(made).error();
     folder = *std::move(made);
-    if (!options_.logs->temporary() && !folder.path.empty()) log_debug("logs of this attempt: {}", folder.path);
+    if (!options_.logs->temporary() && !folder.path.empty()) log_info("logs of this attempt: {}", folder.path);
   }
   auto stdio = AttemptStdio::make(options_, hub_, folder);
   if (!stdio) return std::move(stdio).error();

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "launcher/error_file.h"
@@ -141,6 +143,20 @@ TEST(Report, FileIsWholeOrAnError) {
   const auto missing = write_report_file(folder / "no/such/report.json", job(failed(1, 3)));
   ASSERT_FALSE(missing);
   EXPECT_THAT(missing.error().message(), HasSubstr("no/such/report.json"));
+}
+
+// A rename would have put a file in the place of /dev/null or /dev/stdout.
+TEST(Report, LinkIsWrittenThroughNotReplaced) {
+  testing::Folder folder;
+  const std::string path = folder / "report.json";
+  const std::string link = folder / "link";
+  ASSERT_EQ(::symlink("report.json", link.c_str()), 0);
+  ASSERT_TRUE(write_report_file(link, job(failed(1, 3))));
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(nlohmann::json::parse(testing::read_all(path))["root_cause"]["exit_code"], 3);
+  EXPECT_TRUE(check_report_file(path).has_value());
+  EXPECT_FALSE(check_report_file(folder.path()).has_value());
+  EXPECT_FALSE(check_report_file(folder / "no/such/report.json").has_value());
 }
 
 TEST(Report, OwnErrorFileHasTorchsSchema) {
