@@ -82,6 +82,9 @@ int status(const Endpoint& endpoint, Arguments arguments) {
     auto reply = client->ask(request, kLimit);
     if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
     std::string table = parsed->flag("json") ? reply->text + "\n" : status_table(reply->text);
+    if (!parsed->flag("watch") && !request.run_id.empty() && table == kNoJobs) {
+      return complain(exit_code::kFailure, fmt::format("no job '{}' is known here", request.run_id));
+    }
     if (!parsed->flag("watch")) return fmt::print("{}", table), exit_code::kOk;
     // Ages change all the time; they are no news.
     std::string stable = table;
@@ -204,6 +207,14 @@ int run(int argc, char** argv) {
   if (parsed->flag("help")) return fmt::print("{}{}", table.help(), commands_help()), exit_code::kOk;
   if (parsed->flag("version")) return fmt::print("{}", version_text("ddpctl")), exit_code::kOk;
   if (parsed->rest().empty()) return complain(exit_code::kUsage, "no command given" + commands_help());
+  for (const std::string& word : parsed->rest()) {
+    if (word == "--") break;
+    if (word == "--rdzv-endpoint" || word.starts_with("--rdzv-endpoint=")) {
+      return complain(exit_code::kUsage, fmt::format("--rdzv-endpoint goes before the command: ddpctl --rdzv-endpoint "
+                                                     "HOST:PORT {} ...",
+                                                     parsed->rest().front()));
+    }
+  }
   auto endpoint = Endpoint::parse(parsed->text("rdzv-endpoint"), 29400);
   if (!endpoint) return complain(exit_code::kUsage, endpoint.error().message());
   std::vector<std::string> names;

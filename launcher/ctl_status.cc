@@ -54,7 +54,7 @@ std::string status_table(const std::string& text) {
     const json status = json::parse(text);
     std::string out;
     for (const json& job : status.at("jobs")) out += job_text(job);
-    return out.empty() ? "no jobs\n" : out;
+    return out.empty() ? std::string(kNoJobs) : out;
   } catch (const json::exception&) {
     return text + "\n";
   }
