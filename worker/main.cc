@@ -43,7 +43,7 @@ int run(const std::vector<std::string>& arguments) {
     return exit_code::kOk;
   }
   if (options->flag("version")) {
-    std::printf("%s\n", version_text("trainer").c_str());
+    std::fputs(version_text("trainer").c_str(), stdout);
     return exit_code::kOk;
   }
   // Before any other thread is started: they must inherit the blocked signals.

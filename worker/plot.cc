@@ -119,7 +119,6 @@ OptionTable make_table() {
 }
 
 Result<void> run(const ParsedOptions& options) {
-  if (options.rest().size() != 1) return Error(Errc::invalid_argument, "needs one metrics file (see --help)");
   auto panels = read_metrics(options.rest()[0]);
   if (!panels) return std::move(panels).error();
   auto file = LineFile::open(options.text("output"), 0);
@@ -185,6 +184,10 @@ int plot(std::span<const std::string> arguments) {
   }
   if (!options) {
     std::fprintf(stderr, "trainer plot: %s\n", options.error().message().c_str());
+    return exit_code::kUsage;
+  }
+  if (options->rest().size() != 1) {
+    std::fputs("trainer plot: needs one metrics file (see --help)\n", stderr);
     return exit_code::kUsage;
   }
   auto done = run(*options);

@@ -184,7 +184,10 @@ Result<void> open_local(Session& s) {
   auto model = engine::build_model(s.config.model, s.config.loss, s.config.data.batch_size);
   if (!model) return std::move(model).error().with_context("model");
   auto store = engine::ParameterStore::create(model->graph, *s.kernels, s.config.train.frozen);
-  if (!store) return std::move(store).error().with_context("model.frozen");
+  if (!store) {
+    const bool memory = store.error().code() == Errc::system;
+    return std::move(store).error().with_context(memory ? "model" : "model.frozen");
+  }
   s.store = std::move(*store);
   engine::initialise(s.config.model, *s.store, s.config.train.seed);
   if (!s.config.weights.empty() && s.is_root()) {

@@ -62,9 +62,6 @@ Result<void> write_tokens(const std::string& path, std::span<const std::uint16_t
 }
 
 Result<void> run(const ParsedOptions& options) {
-  if (options.text("output").empty() || options.rest().empty()) {
-    return Error(Errc::invalid_argument, "needs -o PREFIX and at least one text file (see --help)");
-  }
   const std::string& vocabulary = options.text("vocabulary");
   auto tokenizer = vocabulary == "bytes" ? Result<data::Tokenizer>(data::Tokenizer::bytes())
                                          : data::Tokenizer::from_file(vocabulary);
@@ -103,6 +100,10 @@ int tokenize(std::span<const std::string> arguments) {
   }
   if (!options) {
     std::fprintf(stderr, "trainer tokenize: %s\n", options.error().message().c_str());
+    return exit_code::kUsage;
+  }
+  if (options->text("output").empty() || options->rest().empty()) {
+    std::fputs("trainer tokenize: needs -o PREFIX and at least one text file (see --help)\n", stderr);
     return exit_code::kUsage;
   }
   auto done = run(*options);
