@@ -40,12 +40,6 @@ void futex_wake(std::atomic<std::uint32_t>& word) {
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0);
 }
 
-int allowed_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 // 'T' of /proc/PID/stat: stopped by a signal. 0 if it cannot be told.
 char process_state(pid_t pid) {
   std::FILE* file = std::fopen(fmt::format("/proc/{}/stat", pid).c_str(), "re");
@@ -78,6 +72,7 @@ struct ShmGroup::RankArea {
   std::uint64_t left_after;         // sequence of its last operation + 1
   alignas(64) std::atomic<std::uint32_t> waiters;
   alignas(64) Descriptor descriptors[2];
+  cpu_set_t cpus;  // where it may run; written before its first arrival
 };
 
 ShmGroup::ShmGroup(ShmSetup setup, std::size_t staging_bytes)
@@ -85,11 +80,7 @@ ShmGroup::ShmGroup(ShmSetup setup, std::size_t staging_bytes)
       local_rank_(setup_.local_rank),
       size_(static_cast<int>(setup_.members.size())),
       members_(setup_.members),
-      staging_bytes_(round_up(staging_bytes, kPage)) {
-  oversubscribed_ = size_ > allowed_cpus();
-  spin_turns_ = oversubscribed_ ? 20 : 100;  // 2 to 3 us
-  yield_turns_ = oversubscribed_ ? 50 : 300;
-}
+      staging_bytes_(round_up(staging_bytes, kPage)) {}
 
 Result<std::unique_ptr<ShmGroup>> ShmGroup::create(ShmSetup setup, std::size_t staging_bytes) {
   std::unique_ptr<ShmGroup> group(new ShmGroup(std::move(setup), staging_bytes));
@@ -112,7 +103,21 @@ Result<void> ShmGroup::map() {
   void* memory = ::mmap(nullptr, base_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, setup_.memory.get(), 0);
   if (memory == MAP_FAILED) return Error::from_errno(errno, "cannot map shared memory");
   base_ = static_cast<std::byte*>(memory);
+  cpu_set_t& mine = area(local_rank_).cpus;
+  if (::sched_getaffinity(0, sizeof mine, &mine) != 0) CPU_ZERO(&mine);
   return {};
+}
+
+// Ranks that have a core each may wait for each other awake; those that share cores must give them away. After the
+// first arrival of all, when everybody has published where it may run (a launcher may have bound each to cores of its
+// own).
+void ShmGroup::choose_patience() {
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (int p = 0; p < size_; ++p) CPU_OR(&all, &all, &area(p).cpus);
+  const bool shared = size_ > CPU_COUNT(&all);
+  spin_turns_ = shared ? 20 : 100;  // 100: 2 to 3 us
+  yield_turns_ = shared ? 50 : 300;
 }
 
 ShmGroup::~ShmGroup() {
@@ -182,6 +187,7 @@ Result<void> ShmGroup::arrive(Operation& op, Handle in, Handle out) {
   publish_phase();
   Result<void> all = await_all(op, Duration(0));
   if (!all) return all;
+  if (yield_turns_ == 0) choose_patience();
   for (int p = 0; p < size_; ++p) {
     const Signature& theirs = descriptor(p).signature;
     if (theirs == op.signature) continue;

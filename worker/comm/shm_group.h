@@ -41,7 +41,6 @@ class ShmGroup {
   int local_size() const { return size_; }
   int rank_of(int local) const { return members_[static_cast<std::size_t>(local)].rank; }
   int rank() const { return rank_of(local_rank_); }
-  bool oversubscribed() const { return oversubscribed_; }
 
   // Publishes `op` and where its data lies, waits for the others, and checks that all are in the same operation.
   Result<void> arrive(Operation& op, Handle in = kForeign, Handle out = kForeign);
@@ -89,6 +88,7 @@ class ShmGroup {
   Result<void> map();
   RankArea& area(int local) const;
   const Descriptor& descriptor(int local) const;
+  void choose_patience();
   void publish_phase();
   Result<void> await_all(Operation& op, Duration grace);
   Result<void> await_slowly(Operation& op, int local, Duration grace);
@@ -102,7 +102,6 @@ class ShmGroup {
   int size_ = 1;
   std::vector<ShmMember>& members_;
   std::size_t staging_bytes_ = 0;
-  bool oversubscribed_ = false;
   int spin_turns_ = 0;
   int yield_turns_ = 0;
   std::byte* base_ = nullptr;

@@ -2,6 +2,8 @@
 // and Open MPI and makes the table of worker/README.md. One line a measurement: NAME RANKS BYTES BEST_US MEDIAN_US
 //   collective_bench copy|owned|foreign|tcp RANKS ROUNDS BYTES...
 // copy: all ranks memcpy the same bytes at once, the limit. owned: the communicator's memory. foreign: any other.
+#include <sched.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -44,7 +46,22 @@ Result<std::unique_ptr<comm::Transport>> connect(RankContext& context, const std
   return comm::make_shm_transport(std::move(group).value());
 }
 
+// A core for each rank, as a launcher would bind them; with more ranks than cores they take turns.
+void bind_to_core(int rank) {
+  cpu_set_t all, one;
+  if (::sched_getaffinity(0, sizeof all, &all) != 0) return;
+  int skip = rank % CPU_COUNT(&all);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &all) || skip-- > 0) continue;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    ::sched_setaffinity(0, sizeof one, &one);
+    return;
+  }
+}
+
 std::string measure(RankContext& context, const std::string& name, int rounds, const std::vector<std::size_t>& sizes) {
+  bind_to_core(context.rank);
   auto transport = connect(context, name);
   RANK_OK(transport);
   comm::QueuedCommunicator c(std::move(transport).value(), {});

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """All-reduce of f32 on this host, side by side: ours (owned, foreign memory, TCP ring), the copy limit, torch's Gloo and
 Open MPI. The kinds take turns in small portions, so that a noisy minute hits them all; the best and the median of all
-rounds are kept. Prints a Markdown table.
+rounds are kept. Ours and Open MPI's ranks are bound to a core each; Gloo, which has threads of its own, is not. Prints a
+Markdown table.
 
   collective_bench.py [--build build/release] [--ranks 2,4,8] [--seconds 60] [--python PYTHON-WITH-TORCH]
 
@@ -24,8 +25,8 @@ GLOO = """
 import os, sys, time, torch, torch.distributed as dist
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=int(sys.argv[3]))
-rounds = int(sys.argv[4])
-for size in map(int, sys.argv[5:]):
+for pair in sys.argv[4:]:
+    size, rounds = map(int, pair.split(":"))
     data = torch.zeros(size // 4)
     repeat = 20 if size < 65536 else 1
     times = []
@@ -55,11 +56,11 @@ def lines(command, env=None):
     return [line.split() for line in done.stdout.splitlines() if len(line.split()) == 5]
 
 
-def gloo(python, ranks, size):
+def gloo(python, ranks):
     with tempfile.TemporaryDirectory() as folder:
         env = dict(os.environ, GLOO_SOCKET_IFNAME="lo")
         command = [python, "-c", GLOO, os.path.join(folder, "store")]
-        args = [str(ranks), str(rounds_for(size, ranks)), str(size)]
+        args = [str(ranks)] + ["%d:%d" % (size, rounds_for(size, ranks)) for size in SIZES]
         others = [subprocess.Popen(command + [str(r)] + args, env=env) for r in range(1, ranks)]
         try:
             result = lines(command + ["0"] + args, env)
@@ -106,11 +107,12 @@ def main():
                 for name in ("copy", "owned", "foreign", "tcp"):
                     note(lines([bench, name, str(ranks), rounds, str(size)]))
                 if mpi:
-                    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "btl",
+                    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "core" if ranks <= os.cpu_count() else "none",
+                               "--mca", "btl",
                                "self,vader", "--mca", "oob_tcp_if_include", "lo", "-np", str(ranks), mpi, rounds]
                     note(lines(command + [str(size)]))
-                if has_gloo and (turn % 2 == 0):
-                    note(gloo(options.python, ranks, size))
+            if has_gloo:  # all sizes in one go: starting Python takes longer than measuring
+                note(gloo(options.python, ranks))
         turn += 1
 
     names = ["copy", "owned", "foreign", "tcp"] + (["mpi"] if mpi else []) + (["gloo"] if has_gloo else [])
