@@ -12,6 +12,7 @@
 
 #include "common/exit_code.h"
 #include "common/options.h"
+#include "common/standard_fds.h"
 #include "launcher/ctl_client.h"
 #include "launcher/ctl_doctor.h"
 #include "launcher/ctl_flight.h"
@@ -165,10 +166,11 @@ int flight(const Endpoint& endpoint, Arguments arguments) {
   std::vector<rdzv::FlightPart> parts;
   auto reply = client->ask(query, kFlightLimit, [&parts](rdzv::FlightPart part) { parts.push_back(std::move(part)); });
   if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
-  if (!reply->ok) return complain(exit_code::kFailure, reply->text);
-  fmt::print("{}", flight_text(parts, static_cast<std::size_t>(parsed->integer("last"))));
-  if (!reply->text.empty()) fmt::print("{}\n", reply->text);
-  return exit_code::kOk;
+  // A node that does not answer is no reason to keep back what the others sent: it may be the one that all wait for.
+  if (reply->ok || !parts.empty()) {
+    fmt::print("{}", flight_text(parts, static_cast<std::size_t>(parsed->integer("last"))));
+  }
+  return reply->ok ? exit_code::kOk : complain(exit_code::kFailure, reply->text);
 }
 
 struct Command {
@@ -195,6 +197,7 @@ std::string commands_help() {
 }
 
 int run(int argc, char** argv) {
+  open_standard_fds();
   ::signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   OptionSpec endpoint_option = text("rdzv-endpoint", "HOST:PORT", "the rendezvous; ddprun logs its own at the start");

@@ -11,6 +11,7 @@
 #include "common/exit_code.h"
 #include "common/log.h"
 #include "common/options.h"
+#include "common/standard_fds.h"
 #include "launcher/cpu_budget.h"
 #include "launcher/device.h"
 #include "launcher/embedded_services.h"
@@ -69,6 +70,7 @@ int usage_error(const std::string& program, const Error& error) {
 }
 
 int run(int argc, char** argv) {
+  open_standard_fds();
   LaunchContext context;  // takes the signals' state first of all
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGCHLD, SIG_DFL);  // a parent that ignores it would break every wait

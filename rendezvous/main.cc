@@ -14,6 +14,7 @@
 #include "common/exit_code.h"
 #include "common/log.h"
 #include "common/options.h"
+#include "common/standard_fds.h"
 #include "common/tcp.h"
 #include "rendezvous/metrics_server.h"
 #include "rendezvous/options.h"
@@ -44,6 +45,7 @@ asio::awaitable<void> serve_until_signalled(asio::io_context& io, RendezvousServ
 }
 
 int run(int argc, char** argv) {
+  open_standard_fds();
   ::signal(SIGPIPE, SIG_IGN);
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const OptionTable& table = rendezvous_option_table();

@@ -477,6 +477,15 @@ TEST_F(Flags, Stdin) {
   refused({"--stdin=some"}, "--stdin");
 }
 
+// Closed standard descriptors: none of ours may get their numbers and end up with a worker.
+TEST_F(Flags, StartedWithClosedStandardDescriptors) {
+  const std::string program = std::string(DDPRUN_BINARY_DIR) + "/ddprun";
+  const std::string worker = "readlink /proc/self/fd/0 >" + (runner / "stdin") + "; echo lost";
+  runner.write("start", "#!/bin/sh\nexec " + program + " --no-python sh -c '" + worker + "' <&- >&- 2>&-\n", true);
+  EXPECT_EQ(runner.run({runner / "start"}).code, 0);
+  EXPECT_EQ(runner.read("stdin"), "/dev/null\n");
+}
+
 TEST_F(Flags, WorkerLimit) {
   const auto run = sh({"--worker-limit=nofile=200,core=0", "--worker-limit=address-space=2G"},
                       "echo $(ulimit -n) $(ulimit -c) $(ulimit -v)");
