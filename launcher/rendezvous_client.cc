@@ -92,15 +92,9 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     Error last(Errc::not_found, "'" + options.endpoint.host + "' has no address");
     for (const tcp::endpoint& candidate : candidates) {
       if (closing) co_return Error(Errc::cancelled, "closing");
-      socket = tcp::socket(io);
-      Deadline limit(socket.get_executor(), kConnectLimit, [this] {
-        boost::system::error_code ignored;
-        socket.close(ignored);
-      });
-      const auto [error] = co_await socket.async_connect(candidate, kAsTuple);
-      if (error) {
-        last = limit.expired() ? Error(Errc::timed_out, "no answer from " + options.endpoint.to_string())
-                               : from_boost(error, "connect to " + options.endpoint.to_string());
+      auto opened = co_await open(candidate);
+      if (!opened) {
+        last = opened.error();
         // "Refused" comes from the host itself: it is there, and no daemon is. (Unreachable is a router's word.)
         if (last.code() == Errc::refused) renew_lease(begin);
         continue;
@@ -113,6 +107,19 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       socket.close(ec);
     }
     co_return last;
+  }
+
+  // kConnectLimit is for this alone: the greeting that follows may take read_timeout.
+  asio::awaitable<Result<void>> open(tcp::endpoint candidate) {
+    socket = tcp::socket(io);
+    Deadline limit(socket.get_executor(), kConnectLimit, [this] {
+      boost::system::error_code ignored;
+      socket.close(ignored);
+    });
+    const auto [error] = co_await socket.async_connect(candidate, kAsTuple);
+    if (!error) co_return Result<void>();
+    if (limit.expired()) co_return Error(Errc::timed_out, "no answer from " + options.endpoint.to_string());
+    co_return from_boost(error, "connect to " + options.endpoint.to_string());
   }
 
   asio::awaitable<Result<void>> greet() {

@@ -49,6 +49,22 @@ class Rendezvous(RendezvousTest):
         self.end_well(node)  # nobody serves any more: the exit barrier is given up after close_timeout
         self.assertEqual(len(self.workers()), 1)
 
+    def test_flight_shows_what_came_and_names_who_is_silent(self):
+        port = free_port()
+        self.daemon(port)
+        # No node may be lost while the daemon waits for the answer of the stopped one.
+        conf = "last_call_timeout=1,keep_alive_interval=5,keep_alive_max_attempt=12"
+        nodes = [self.node(n, f"127.0.0.1:{port}", conf=conf) for n in "ab"]
+        self.wait_for_world(2)
+        self.assertEqual(self.ctl(f"127.0.0.1:{port}", "flight", "job").returncode, 0)
+        nodes[1].signal(signal.SIGSTOP)
+        answer = self.ctl(f"127.0.0.1:{port}", "flight", "job")
+        nodes[1].signal(signal.SIGCONT)
+        self.assertEqual(answer.returncode, 1, answer)
+        self.assertIn("no answer from", answer.stderr)
+        self.assertRegex(answer.stdout, r"node [01] ")
+        self.end_well(*nodes)
+
     def test_spare_takes_over_and_ends_well(self):
         port = free_port()
         self.daemon(port)
@@ -183,7 +199,7 @@ class Rendezvous(RendezvousTest):
             silent.bind(("127.0.0.1", 0))
             silent.listen()
             port = silent.getsockname()[1]
-            node = self.node("a", f"127.0.0.1:{port}", conf="read_timeout=2")
+            node = self.node("a", f"127.0.0.1:{port}", conf="read_timeout=4")  # longer than a connect may take
             self.assertEqual(node.wait(), 69)
             self.assertIn(f"127.0.0.1:{port}", node.errors())
             self.assertIn(f"pid {os.getpid()}", node.errors())
