@@ -48,6 +48,13 @@ class AdoptedChild final : public ChildProcess {
     return ExitStatus::from_wait_status(wait_status);
   }
 
+  void abandon() override {
+    boost::system::error_code ignored;
+    watched_.close(ignored);
+    process_->detach();  // else its destructor would kill and wait
+    process_.reset();
+  }
+
  private:
   pid_t pid_;
   asio::posix::stream_descriptor watched_;

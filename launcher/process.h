@@ -78,6 +78,9 @@ class ChildProcess {
   virtual void when_ended(std::function<void()> handler) = 0;
   // After that: kills what is left of its process group, takes the exit status; does not block. Before: blocks.
   virtual ExitStatus reap() = 0;
+  // Lets go of a child that SIGKILL does not reach (stuck in the kernel): it is neither killed nor waited for again.
+  // Nothing but the destructor may be called after that.
+  virtual void abandon() = 0;
 };
 
 }  // namespace ddprun::launcher

@@ -73,11 +73,14 @@ struct Worker {
   pid_t pid = 0;
   std::unique_ptr<ChildProcess> child;
   bool ended = false;
+  bool left_behind = false;  // it did not take SIGKILL; no longer ours to signal or to reap by this handle
   bool signalled = false;
   OomWatch::Verdict memory;
   WorkerStdio stdio;
   std::string error_file;
   UniqueFd recorder;
+
+  bool runs() const { return !ended && !left_behind; }
 };
 
 }  // namespace
@@ -127,6 +130,7 @@ class WorkerGroupState : public std::enable_shared_from_this<WorkerGroupState> {
   void watch(const std::shared_ptr<Worker>& worker);
   void ended(std::shared_ptr<Worker> worker, bool killed_now);
   void send(Worker& worker, int signal);
+  void leave_behind(Worker& worker);
   void output_ended(OutputHub::Ended ended);
 
   void reap_orphans();
@@ -162,6 +166,7 @@ class WorkerGroupState : public std::enable_shared_from_this<WorkerGroupState> {
 
   TimePoint stop_limit_ = TimePoint::max();
   bool killed_ = false;
+  bool left_some_behind_ = false;
   std::list<asio::steady_timer*> waiting_;
   bool gone_ = false;
 };
@@ -186,6 +191,7 @@ asio::awaitable<void> WorkerGroupState::wait_until(TimePoint limit) {
 }
 
 Result<void> WorkerGroupState::start(std::vector<WorkerSpec> specs) {
+  if (left_some_behind_) return Error(Errc::system, "a worker of the last attempt is stuck in the kernel");
   if (alive_ > 0) return Error(Errc::invalid_argument, "the workers of the last attempt still run");
   workers_.clear();
   exits_.clear();
@@ -354,7 +360,7 @@ asio::awaitable<Result<WorkerExit>> WorkerGroupState::next_exit() {
   while (true) {
     if (gone_) co_return Error(Errc::cancelled, "the worker group is gone");
     if (next_unreported_ < exits_.size()) co_return exits_[next_unreported_++];
-    if (alive_ == 0) co_return Error(Errc::cancelled, "no worker is left");
+    if (alive_ == 0 || left_some_behind_) co_return Error(Errc::cancelled, "no worker is left");
     const auto for_ever = TimePoint::max();
     co_await wait_until(for_ever);
   }
@@ -372,8 +378,18 @@ void WorkerGroupState::send(Worker& worker, int signal) {
 
 void WorkerGroupState::signal_all(int signal) {
   for (auto& [rank, worker] : workers_) {
-    if (!worker->ended) send(*worker, signal);
+    if (worker->runs()) send(*worker, signal);
   }
+}
+
+// Nobody waits for it any more: neither stop() and next_exit() nor the end of its output.
+void WorkerGroupState::leave_behind(Worker& worker) {
+  log_error("rank {} (pid {}) does not take SIGKILL (stuck in the kernel); it is left behind", worker.env.rank.value,
+            worker.pid);
+  worker.left_behind = left_some_behind_ = true;
+  worker.child->abandon();
+  worker.child.reset();
+  for (const int id : worker.stdio.hub_ids()) hub_.finish(id, kSourceLimit);
 }
 
 asio::awaitable<void> WorkerGroupState::stop(int signal, std::chrono::milliseconds patience) {
@@ -383,14 +399,14 @@ asio::awaitable<void> WorkerGroupState::stop(int signal, std::chrono::millisecon
   stop_limit_ = std::min(stop_limit_, begin + patience);
   if (again) hub_.set_console_patience(std::chrono::milliseconds(500));
   for (auto& [rank, worker] : workers_) {
-    if (worker->ended) continue;
+    if (!worker->runs()) continue;
     send(*worker, signal);
     worker->signalled = true;
   }
   notify();  // an earlier stop() has a new limit
 
   TimePoint give_up = TimePoint::max();
-  while (alive_ > 0 && !gone_) {
+  while (alive_ > 0 && !left_some_behind_ && !gone_) {
     const TimePoint now = SteadyClock::now();
     if (now >= stop_limit_) {
       if (!killed_) {
@@ -407,11 +423,9 @@ asio::awaitable<void> WorkerGroupState::stop(int signal, std::chrono::millisecon
       if (give_up == TimePoint::max()) give_up = now + kKillLimit;
       if (now >= give_up) {
         for (auto& [rank, worker] : workers_) {
-          if (!worker->ended) {
-            log_error("rank {} (pid {}) does not take SIGKILL (stuck in the kernel); it is left behind",
-                      worker->env.rank.value, worker->pid);
-          }
+          if (worker->runs()) leave_behind(*worker);
         }
+        notify();
         break;
       }
     }
@@ -428,12 +442,12 @@ asio::awaitable<void> WorkerGroupState::stop(int signal, std::chrono::millisecon
 // Ends what start() began, at once and without the event loop.
 void WorkerGroupState::kill_all_now() {
   for (auto& [rank, worker] : workers_) {
-    if (worker->ended) continue;
+    if (!worker->runs()) continue;
     signal_group(worker->pid, SIGKILL);
     worker->signalled = true;
   }
   for (auto& [rank, worker] : workers_) {
-    if (!worker->ended) ended(worker, true);
+    if (worker->runs()) ended(worker, true);
   }
   if (options_.guard && workers_.empty()) options_.guard->no_workers_left();
 }
@@ -489,7 +503,7 @@ std::vector<pid_t> WorkerGroupState::pids() const {
 void WorkerGroupState::reap_orphans() {
   std::set<pid_t> known;
   for (const auto& [rank, worker] : workers_) {
-    if (!worker->ended) known.insert(worker->pid);
+    if (worker->runs()) known.insert(worker->pid);
   }
   if (options_.guard) known.insert(options_.guard->pid());
   while (true) {
@@ -511,14 +525,16 @@ void WorkerGroupState::reap_orphans() {
 // Adopted processes of workers that have ended, recognised by their environment.
 void WorkerGroupState::kill_escaped() {
   const std::set<std::string> entries = std::exchange(escaped_from_, {});
+  std::set<pid_t> killed;  // each once: one that is stuck in the kernel stays our child
   for (bool found = true; found;) {
     found = false;
     for (const pid_t pid : find_children(options_.proc_root, ::getpid())) {
-      if (is_guard(pid) || sessions_.count(pid) != 0) continue;
+      if (is_guard(pid) || sessions_.count(pid) != 0 || killed.count(pid) != 0) continue;
       if (!has_environment(options_.proc_root, pid, token_)) continue;
       found = std::any_of(entries.begin(), entries.end(),
                           [&](const std::string& entry) { return has_environment(options_.proc_root, pid, entry); });
       if (!found) continue;
+      killed.insert(pid);
       signal_process(pid, SIGKILL);
       wait_for_death(pid);
       break;  // its own children have come to us now

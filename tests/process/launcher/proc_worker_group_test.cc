@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -59,6 +61,28 @@ TEST(WorkerGroup, BytesOfOneWorkerAreUnchanged) {
   finish(harness, *group);
   EXPECT_EQ(harness.console_out(), std::string("caf\351 \377\376 nul\0nul \033[31mred\r\nlast", 30));
   EXPECT_EQ(harness.console_err(), "\rbar");
+}
+
+TEST(ChildProcess, AbandonedIsNeitherKilledNorReaped) {
+  asio::io_context io;
+  SpawnSpec spec;
+  spec.executable = "/bin/sleep";
+  spec.arguments = {"sleep", "600"};
+  const InheritedSignals inherited;
+  const auto pid = spawn(spec, inherited);
+  ASSERT_TRUE(pid);
+  bool ended = false;
+  {
+    auto child = ChildProcess::adopt(io.get_executor(), *pid);
+    ASSERT_TRUE(child);
+    (*child)->when_ended([&ended] { ended = true; });
+    (*child)->abandon();
+  }
+  EXPECT_EQ(::waitpid(*pid, nullptr, WNOHANG), 0);  // still our child, and alive
+  ::kill(*pid, SIGKILL);
+  EXPECT_EQ(::waitpid(*pid, nullptr, 0), *pid);
+  io.run();
+  EXPECT_FALSE(ended);
 }
 
 TEST(WorkerGroup, NamesTheStepThatFailed) {
