@@ -109,6 +109,9 @@ class Launch {
     report_.entrypoint = program->entrypoint;
     report_.python = program->python;
     if (auto code = check_host()) return *code;
+    if (!options_.network_interface.empty() && options_.local_addr.empty() && !options_.local_job) {
+      options_.local_addr = interface_address(options_.network_interface).value_or("");
+    }
     if (auto bound = bind_to_cpus(); !bound) return fail(exit_code::kUsage, bound.error().message());
     options_.local_rank_argument = choose_local_rank_argument(options_.local_rank_argument, program->script);
     const auto budget = cpu_budget();
@@ -156,9 +159,6 @@ class Launch {
       const std::string words = finding.subject + ": " + finding.text;
       if (finding.level == Finding::Level::error) return fail(finding.exit_code, words);
       log_warning("{}", words);
-    }
-    if (!options_.network_interface.empty() && options_.local_addr.empty() && !options_.local_job) {
-      options_.local_addr = interface_address(options_.network_interface).value_or("");
     }
     return std::nullopt;
   }
@@ -293,6 +293,7 @@ class Launch {
       if (thrown) failure = thrown;
     });
     io.run();
+    flight_.watch(nullptr);                        // the agent's group is gone
     if (failure) std::rethrow_exception(failure);  // ours to mend: main() says so
     return std::move(*outcome);
   }
