@@ -472,7 +472,7 @@ TEST_F(Trainer, PlotAndTokenize) {
   expect_ok(runner().run({"trainer", "tokenize", "-o", path("t"), "--validation-share", "0.2", path("a.txt")}));
   EXPECT_EQ(read("t.bin").size(), 1024U + 2 * 9);
   EXPECT_EQ(read("t-validation.bin").size(), 1024U + 2 * 2);
-  EXPECT_EQ(runner().run({"trainer", "tokenize", path("a.txt")}).code, 1);
+  EXPECT_EQ(runner().run({"trainer", "tokenize", path("a.txt")}).code, 2);
 }
 
 // Configurations that a CPU can run, for a few steps each.
