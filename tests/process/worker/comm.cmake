@@ -5,3 +5,5 @@ ddprun_test(comm_contract_test process SOURCES comm_contract_test.cc LIBS ddprun
 ddprun_test(reducer_test process SOURCES reducer_test.cc LIBS ddprun_test_comm TIMEOUT 180)
 ddprun_test(flight_process_test process SOURCES flight_process_test.cc TIMEOUT 120)
 add_dependencies(flight_process_test ddprun ddpctl trainer)
+ddprun_test(comm_nodes_test process SOURCES comm_nodes_test.cc TIMEOUT 120)
+add_dependencies(comm_nodes_test ddprun trainer)
