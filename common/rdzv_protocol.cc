@@ -38,8 +38,7 @@ enum Type : std::uint8_t {
 };
 
 constexpr std::int64_t kMaxNumber = std::int64_t{1} << 53;
-constexpr std::int64_t kMaxCount = 1'000'000;
-constexpr std::int64_t kMaxMs = 315'360'000'000;  // ten years
+constexpr std::int64_t kMaxMs = kMaxDuration.count();
 constexpr std::uint32_t kNoRoot = 0xffffffff;
 constexpr std::uint32_t kMaxReply = kMaxFrame - 64;
 
@@ -333,7 +332,7 @@ NodeInfo get_node(Reader& r) {
   node.last_call_timeout = r.duration("last_call_timeout");
   node.close_timeout = r.duration("close_timeout");
   node.keep_alive_interval = Ms(r.number("keep_alive_interval", 1, kMaxMs));
-  node.keep_alive_attempts = r.number("keep_alive_attempts", 1, 1'000);
+  node.keep_alive_attempts = r.number("keep_alive_attempts", 1, kMaxKeepAliveAttempts);
   node.crash_loop_limit = r.number("crash_loop_limit", 0, kMaxNumber);
   node.crash_loop_window = r.duration("crash_loop_window");
   if (node.node_id.value.empty()) r.complain("node_id is empty");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -66,7 +67,8 @@
 //             | text message
 //
 // Bounds: names 255 bytes, sentences 4096, lists and texts of a failure as in the constants below (the writer cuts, the
-// reader refuses), nproc and nnodes 1 .. 1,000,000, durations 0 .. 10 years, ranks and rounds 0 .. 2^53.
+// reader refuses), nproc and nnodes 1 .. 1,000,000, keep_alive_attempts 1 .. 1000, durations
+// 0 .. 10 years, ranks and rounds 0 .. 2^53.
 // Version rule: any change of this table is a new version; versions do not mix.
 namespace ddprun::rdzv {
 
@@ -83,6 +85,9 @@ inline constexpr std::uint32_t kMaxLine = 1024;
 inline constexpr std::uint32_t kMaxErrorFile = 32u << 10;
 inline constexpr std::uint32_t kMaxFailures = 16;
 inline constexpr std::uint32_t kMaxRoster = 100'000;
+inline constexpr std::int64_t kMaxCount = 1'000'000;  // of nodes, and of workers on a node
+inline constexpr std::int64_t kMaxKeepAliveAttempts = 1'000;
+inline constexpr std::chrono::milliseconds kMaxDuration{315'360'000'000};  // ten years
 
 enum class PeerKind : std::uint8_t { agent = 1, operator_tool = 2 };
 enum class Backend : std::uint8_t { c10d = 0, static_ranks = 1 };
@@ -121,7 +126,8 @@ struct NodeInfo {
   std::int64_t crash_loop_limit = 0;
   std::chrono::milliseconds crash_loop_window{5'000};
 
-  std::chrono::milliseconds lease() const { return keep_alive_interval * keep_alive_attempts; }
+  // Bounded as every duration here is: in nanoseconds the bare product would not fit.
+  std::chrono::milliseconds lease() const { return std::min(keep_alive_interval * keep_alive_attempts, kMaxDuration); }
 };
 
 struct Join {

@@ -14,7 +14,11 @@ std::string text_of(const nlohmann::json& object, const char* key) {
 std::optional<std::chrono::seconds> time_of(const nlohmann::json& object) {
   const auto found = object.find("timestamp");
   if (found == object.end()) return std::nullopt;
-  if (found->is_number()) return std::chrono::seconds(static_cast<std::int64_t>(found->get<double>()));
+  if (found->is_number()) {
+    const auto value = found->get<double>();
+    if (!(value >= 0 && value < 1e12)) return std::nullopt;  // no time, and perhaps no integer either
+    return std::chrono::seconds(static_cast<std::int64_t>(value));
+  }
   if (!found->is_string()) return std::nullopt;
   const auto text = found->get<std::string>();
   std::int64_t value = 0;

@@ -10,6 +10,7 @@
 #include <limits>
 #include <string_view>
 
+#include "common/rdzv_protocol.h"
 #include "common/worker_env.h"
 #include "launcher/option_values.h"
 
@@ -46,9 +47,9 @@ Result<void> read_nnodes(const ParsedOptions& parsed, LaunchOptions& out) {
   const auto source = parsed.source("nnodes");
   const auto fields = split(text, ':');
   if (fields.empty() || fields.size() > 2) return bad(source, fmt::format("'{}' is neither N nor MIN:MAX", text));
-  auto min = parse_integer(fields.front(), 1, std::numeric_limits<std::int32_t>::max());
+  auto min = parse_integer(fields.front(), 1, rdzv::kMaxCount);
   if (!min) return bad(source, min.error().message());
-  auto max = parse_integer(fields.back(), 1, std::numeric_limits<std::int32_t>::max());
+  auto max = parse_integer(fields.back(), 1, rdzv::kMaxCount);
   if (!max) return bad(source, max.error().message());
   if (*min > *max) return bad(source, fmt::format("the minimum {} is above the maximum {}", *min, *max));
   out.nnodes_min = *min;
@@ -231,7 +232,7 @@ Result<void> read_conf(const ParsedOptions& parsed, LaunchOptions& out) {
     } else if (key == "read_timeout") {
       done = seconds(out.conf.read_timeout);
     } else if (key == "keep_alive_max_attempt") {
-      auto number = parse_integer(value, 1, 1'000'000);
+      auto number = parse_integer(value, 1, rdzv::kMaxKeepAliveAttempts);
       if (!number) return bad(source, fmt::format("{}: {}", key, number.error().message()));
       out.conf.keep_alive_max_attempt = *number;
     } else if (key == "is_host") {

@@ -609,7 +609,8 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
     while (first_limited != nullptr && first_limited->limit <= now) {
       ++counts.setup_timeouts;
       refusal_log(silent_log, [&](std::uint64_t n) {
-        log_info("store: closed a connection that sent no VALIDATE within {} ms peer={} so_far={}",
+        log_info("store: closed a connection that {} within {} ms peer={} so_far={}",
+                 first_limited->finished ? "has ended and did not take its last answers" : "sent no VALIDATE",
                  options.setup_timeout.count(), peer_text(first_limited->fd.get()), n);
       });
       drop(*first_limited);

@@ -225,8 +225,9 @@ TEST(LaunchOptions, RdzvConf) {
       good({"--rdzv-backend=c10d", "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=5'", "x"}).warnings.size(),
       2u);
   EXPECT_EQ(good({"--nnodes=2", "--rdzv-conf=timeout=33", "x"}).conf.join_timeout.count(), 33);
-  for (const char* text : {"join_timeout=0", "join_timeout=a", "join_timeout=", "=3", "join_timeout", "is_host=maybe",
-                           "on_silence=die", "store_type=file", "keep_alive_max_attempt=0", "last_call_timeout=1.5"}) {
+  for (const char* text :
+       {"join_timeout=0", "join_timeout=a", "join_timeout=", "=3", "join_timeout", "is_host=maybe", "on_silence=die",
+        "store_type=file", "keep_alive_max_attempt=0", "keep_alive_max_attempt=1001", "last_call_timeout=1.5"}) {
     EXPECT_THAT(problem({"--rdzv-conf=" + std::string(text), "x"}), HasSubstr("--rdzv-conf: ")) << text;
   }
 }
