@@ -22,6 +22,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 BUILD_DIR = pathlib.Path(os.environ.get("DDPRUN_BUILD_DIR", HERE.parent.parent / "build" / "release")).resolve()
 # Generous: a loaded machine with two cores needs 10 s for what an idle one does in 3.
 DEFAULT_LIMIT_S = 240
+# torch 2.15 itself aborts now and then with these words: seen twice in about 80 runs of Gloo scripts on a loaded machine,
+# one of them under torchrun. No launcher can do anything about it; such a run is repeated, and said so.
+TORCHS_OWN_ABORT = "terminate called without an active exception"
 # What a developer's shell may hold and what would change the meaning of a test.
 FOREIGN = ("PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "DDPRUN_", "SLURM_",
            "PYTHON_EXEC", "TORCH_", "GLOO_")
@@ -142,6 +145,7 @@ class InteropTest(unittest.TestCase):
         env["DDPRUN_INTEROP_MARK"] = self.mark
         env["OMP_NUM_THREADS"] = "1"  # two cores for everybody
         env["PYTHONDONTWRITEBYTECODE"] = "1"
+        env["PYTHONFAULTHANDLER"] = "1"  # a crash inside torch shows where
         env.update({k: str(v) for k, v in more.items()})
         return env
 
@@ -163,10 +167,15 @@ class InteropTest(unittest.TestCase):
         return running
 
     def run_program(self, program, *arguments, limit=DEFAULT_LIMIT_S, env=None):
-        run = self.start(program, *arguments, env=env).wait(limit)
-        if run.timed_out:
-            self.fail(f"the hard limit of {limit} s passed\n{run}")
-        return run
+        python_script = any(str(a).endswith(".py") for a in arguments)
+        for left in (2, 1, 0):
+            run = self.start(program, *arguments, env=env).wait(limit)
+            if run.timed_out:
+                self.fail(f"the hard limit of {limit} s passed\n{run}")
+            if not left or run.code == 0 or not python_script or TORCHS_OWN_ABORT not in run.err:
+                return run
+            print(f"[again: torch aborted by itself: {run.err[run.err.index(TORCHS_OWN_ABORT):][:1500]}] ", end="",
+                  flush=True)
 
     def ddprun(self, *arguments, limit=DEFAULT_LIMIT_S, env=None):
         return self.run_program("ddprun", *arguments, limit=limit, env=env)
