@@ -1,7 +1,9 @@
 """Finds test_*.py beside this file, runs each test with a hard limit, and closes with one line of counts."""
 import faulthandler
 import importlib.util
+import os
 import pathlib
+import signal
 import sys
 import time
 import traceback
@@ -62,8 +64,20 @@ def all_tests(suite):
             yield item
 
 
+def stop(number, _):
+    """A runner that is told to stop leaves nothing behind either."""
+    import support
+    for test in support.ACTIVE:
+        test.kill_everything()
+    print(f"interop: stopped by {signal.Signals(number).name}", flush=True)
+    os._exit(128 + number)
+
+
 def main(patterns):
     faulthandler.enable()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup stays nohup
+            signal.signal(number, stop)
     loader = unittest.TestLoader()
     suite = unittest.TestSuite()
     broken = 0

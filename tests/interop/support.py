@@ -90,8 +90,12 @@ class Running:
         return Run(self.command, self.process.returncode, self.out, self.err, time.monotonic() - self.start, timed_out)
 
 
+ACTIVE = []  # the test that runs now: what the runner must end when it is told to stop
+
+
 class InteropTest(unittest.TestCase):
     def setUp(self):
+        ACTIVE.append(self)
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="ddprun-interop-"))
         self.mark = f"interop-{uuid.uuid4().hex}"  # in the environment of everything that this test starts
         self._running = []
@@ -107,13 +111,17 @@ class InteropTest(unittest.TestCase):
                     running.process.kill()
                     running.process.wait()
         left = self.wait_for_none_left(10)
-        for pid, _ in left:
+        self.kill_everything()
+        ACTIVE.remove(self)
+        self.assertEqual(left, [], "processes were left behind (now killed)")
+
+    def kill_everything(self):
+        for pid, _ in self._mine():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
         shutil.rmtree(self.dir, ignore_errors=True)
-        self.assertEqual(left, [], "processes were left behind (now killed)")
 
     def _mine(self):
         """(pid, command) of the living processes that this test started."""
