@@ -281,6 +281,10 @@ TEST(StoreServer, ALengthAloneCostsNoMemory) {
 }
 
 TEST(StoreServer, AtTheDescriptorLimitNewOnesAreRefusedAndOldOnesServed) {
+#ifdef __SANITIZE_ADDRESS__
+  // The asan preset has UBSan too, whose vptr check opens a pipe to probe memory and takes EMFILE for a bad object.
+  GTEST_SKIP() << "UBSan's vptr check needs a free descriptor";
+#endif
   Served served;
   StoreClient good = served.client();
   ASSERT_TRUE(good.set_confirmed("k", "v"));
