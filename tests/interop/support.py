@@ -22,8 +22,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 BUILD_DIR = pathlib.Path(os.environ.get("DDPRUN_BUILD_DIR", HERE.parent.parent / "build" / "release")).resolve()
 # Generous: a loaded machine with two cores needs 10 s for what an idle one does in 3.
 DEFAULT_LIMIT_S = 240
-# torch 2.15 itself aborts now and then with these words: seen twice in about 80 runs of Gloo scripts on a loaded machine,
-# one of them under torchrun. No launcher can do anything about it; such a run is repeated, and said so.
+# torch 2.15 itself aborts now and then with these words while a Gloo group is torn down: about 1 run in 40, more often in
+# a restarted attempt on a loaded machine,
+# and seen under torchrun too. No launcher can do anything about it; such a run is repeated, and said so.
 TORCHS_OWN_ABORT = "terminate called without an active exception"
 # What a developer's shell may hold and what would change the meaning of a test.
 FOREIGN = ("PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "DDPRUN_", "SLURM_",
@@ -176,7 +177,7 @@ class InteropTest(unittest.TestCase):
 
     def run_program(self, program, *arguments, limit=DEFAULT_LIMIT_S, env=None):
         python_script = any(str(a).endswith(".py") for a in arguments)
-        for left in (2, 1, 0):
+        for left in (4, 3, 2, 1, 0):
             run = self.start(program, *arguments, env=env).wait(limit)
             if run.timed_out:
                 self.fail(f"the hard limit of {limit} s passed\n{run}")
