@@ -104,6 +104,9 @@ class Communicator {
   virtual std::uint64_t sequence() const = 0;
   // Handles that were dropped without wait(): a bug in the caller; the leak check looks at it.
   virtual std::uint64_t dropped_handles() const = 0;
+  // Work handles that are alive now, waited for or not (a handle keeps its tensor's record until it goes). 0 between
+  // steps, or somebody collects them: the leak check looks at this too.
+  virtual std::uint64_t live_works() const = 0;
 };
 
 // Ragged gather: sizes first, then the bytes (padded to the longest). Result: every rank's bytes, rank-major; `sizes`,

@@ -163,6 +163,7 @@ class NcclCommunicator final : public Communicator {
   }
   std::uint64_t sequence() const override { return core_->sequence + host_->sequence(); }
   std::uint64_t dropped_handles() const override { return core_->dropped + host_->dropped_handles(); }
+  std::uint64_t live_works() const override { return core_->live + host_->live_works(); }
 
  private:
   struct Core : std::enable_shared_from_this<Core> {
@@ -173,7 +174,7 @@ class NcclCommunicator final : public Communicator {
     std::mutex mutex;  // comm and failure: abort() may come from any thread
     NcclComm comm = nullptr;
     std::optional<Error> failure;
-    std::uint64_t sequence = 0, dropped = 0;
+    std::uint64_t sequence = 0, dropped = 0, live = 0;
     EventHandle ready = nullptr;                  // what compute has produced
     std::vector<EventHandle> idle_events;         // for reuse
     std::vector<std::pair<void*, void*>> memory;  // and NCCL's handle of it
@@ -359,8 +360,11 @@ class NcclCommunicator final : public Communicator {
 
   class Pending final : public Work::State {
    public:
-    Pending(std::shared_ptr<Core> core, Signature signature) : core_(std::move(core)), signature_(signature) {}
+    Pending(std::shared_ptr<Core> core, Signature signature) : core_(std::move(core)), signature_(signature) {
+      ++core_->live;
+    }
     ~Pending() override {
+      --core_->live;
       if (event_ != nullptr && core_->ready != nullptr) core_->idle_events.push_back(event_);
     }
 

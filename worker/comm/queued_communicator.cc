@@ -1,5 +1,6 @@
 #include "worker/comm/queued_communicator.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -31,6 +32,7 @@ struct QueuedCommunicator::Core {
   std::optional<Error> failure;  // the first one; everything after it gets the same
   std::uint64_t sequence = 0;
   std::uint64_t dropped = 0;
+  std::atomic<std::uint64_t> live{0};
   int rank = 0;
   std::thread progress;
 
@@ -40,7 +42,10 @@ struct QueuedCommunicator::Core {
 
 class QueuedCommunicator::Pending final : public Work::State {
  public:
-  explicit Pending(std::shared_ptr<Core> core_in) : core(std::move(core_in)) {}
+  explicit Pending(std::shared_ptr<Core> core_in) : core(std::move(core_in)) {
+    core->live.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Pending() override { core->live.fetch_sub(1, std::memory_order_relaxed); }
 
   bool done() const override {
     std::lock_guard lock(core->mutex);
@@ -293,6 +298,8 @@ std::uint64_t QueuedCommunicator::sequence() const {
   std::lock_guard lock(core_->mutex);
   return core_->sequence;
 }
+
+std::uint64_t QueuedCommunicator::live_works() const { return core_->live.load(std::memory_order_relaxed); }
 
 std::uint64_t QueuedCommunicator::dropped_handles() const {
   std::lock_guard lock(core_->mutex);

@@ -40,6 +40,7 @@ class QueuedCommunicator final : public Communicator {
   void set_timeout(std::chrono::milliseconds timeout) override;
   std::uint64_t sequence() const override;
   std::uint64_t dropped_handles() const override;
+  std::uint64_t live_works() const override;
 
   // A failure that is known by now, without waiting: ours, another rank's verdict, a dead peer. Not while a collective
   // runs in another thread.

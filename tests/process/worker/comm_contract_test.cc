@@ -249,6 +249,9 @@ TEST_P(CommContract, ManyInFlightEndInOrder) {
     }
     RANK_CHECK(c.sequence() == kTensors);
     RANK_CHECK(c.dropped_handles() == 0);
+    RANK_CHECK(c.live_works() == kTensors);
+    works.clear();
+    RANK_CHECK(c.live_works() == 0);
     return "";
   });
 }

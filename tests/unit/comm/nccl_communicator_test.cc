@@ -216,6 +216,9 @@ TEST_F(Nccl, CollectiveWaitsForComputeAndRecordsItsEnd) {
               ElementsAre("record compute", "wait communication", "all_reduce 8 f32 avg", "record communication"));
   EXPECT_TRUE(work.wait());
   EXPECT_TRUE(work.done());
+  EXPECT_EQ(c->live_works(), 1u);
+  work = Work();
+  EXPECT_EQ(c->live_works(), 0u);
 }
 
 TEST_F(Nccl, AllCollectivesReachNccl) {
