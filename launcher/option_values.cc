@@ -130,7 +130,9 @@ Result<std::chrono::milliseconds> parse_seconds(std::string_view text) {
 
 Result<std::pair<std::uint16_t, std::uint16_t>> parse_port_range(std::string_view text) {
   const auto middle = text.find_first_of("-:");
-  if (middle == std::string_view::npos) return bad(fmt::format("'{}' is not a range such as 20000-60000", text));
+  if (middle == std::string_view::npos) {
+    return bad(fmt::format("'{}' is not a range such as 20000-60000 (one port P is P-P)", text));
+  }
   auto first = parse_integer(text.substr(0, middle), 1, 65535);
   if (!first) return std::move(first).error();
   auto last = parse_integer(text.substr(middle + 1), 1, 65535);

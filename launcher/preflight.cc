@@ -33,6 +33,7 @@ std::optional<std::uint64_t> free_bytes(std::string folder) {
     if (errno != ENOENT || slash == std::string::npos || folder == "/") return std::nullopt;
     folder.resize(slash == 0 ? 1 : slash);
   }
+  if (status.f_blocks == 0) return std::nullopt;  // /proc and its kind count no blocks
   return static_cast<std::uint64_t>(status.f_bavail) * status.f_frsize;
 }
 

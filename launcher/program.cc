@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <optional>
 
@@ -20,7 +21,10 @@ class DiskLookup : public FileLookup {
   FileInfo look(const std::string& path) const override {
     FileInfo info;
     struct stat status {};
-    if (path.empty() || ::stat(path.c_str(), &status) != 0) return info;
+    if (path.empty() || ::stat(path.c_str(), &status) != 0) {
+      info.error = path.empty() ? ENOENT : errno;
+      return info;
+    }
     info.kind = S_ISREG(status.st_mode) ? Kind::file : S_ISDIR(status.st_mode) ? Kind::directory : Kind::other;
     info.id = fmt::format("{}:{}", status.st_dev, status.st_ino);
     info.readable = ::access(path.c_str(), R_OK) == 0;
@@ -84,20 +88,30 @@ class Resolver {
       return python_program({name}, name + "/__main__.py", name);
     }
     if (has_slash(name)) {
-      if (here.kind == Kind::missing) return missing(name);
+      if (here.kind == Kind::missing) return missing(name, here);
       return Error(Errc::system,
                    fmt::format("cannot run {}: it is {}", name,
                                here.kind == Kind::directory ? "a folder without __main__.py" : "no regular file"));
     }
     if (const auto path = beside_us()) return executable(*path, files_.look(*path));
     if (const auto path = in_path(name)) return executable(*path, files_.look(*path));
+    if (here.kind == Kind::missing && is_broken(here)) return missing(name, here);
     return Error(Errc::not_found,
-                 fmt::format("program '{}' not found: neither in this folder, nor beside ddprun{}, nor in PATH", name,
+                 fmt::format("program '{}' not found: neither in this folder{}, nor beside ddprun{}, nor in PATH", name,
+                             here.kind == Kind::directory ? " (a folder without __main__.py)"
+                             : here.kind == Kind::other   ? " (no regular file)"
+                                                          : "",
                              request_.own_folder.empty() ? "" : " (" + request_.own_folder + ")"));
   }
 
  private:
-  static Result<Program> missing(const std::string& path) {
+  // There may be a file, but this user cannot get to it: a loop of links, a folder that may not be entered.
+  static bool is_broken(const FileInfo& info) {
+    return info.error != 0 && info.error != ENOENT && info.error != ENOTDIR;
+  }
+
+  static Result<Program> missing(const std::string& path, const FileInfo& info) {
+    if (is_broken(info)) return Error::from_errno(info.error, "cannot run " + path);
     return Error(Errc::not_found, fmt::format("{} does not exist (no such file or directory)", path));
   }
 
@@ -167,7 +181,7 @@ class Resolver {
   Result<Program> python_script() const {
     const auto& name = request_.program;
     const FileInfo info = files_.look(name);
-    if (info.kind == Kind::missing) return missing(name);
+    if (info.kind == Kind::missing) return missing(name, info);
     if (info.kind == Kind::directory && files_.look(name + "/__main__.py").kind == Kind::missing) {
       return Error(Errc::system, fmt::format("cannot run {}: it is a folder without __main__.py", name));
     }
@@ -180,7 +194,7 @@ class Resolver {
   Result<Program> run_path() const {
     const auto& name = request_.program;
     const FileInfo info = files_.look(name);
-    if (info.kind == Kind::missing) return missing(name);
+    if (info.kind == Kind::missing) return missing(name, info);
     if (!info.readable) return Error(Errc::system, fmt::format("cannot read {}: permission denied", name));
     static const std::string kRunner =
         "import json, os, runpy, sys, time, traceback\n"
@@ -213,7 +227,7 @@ class Resolver {
     const auto& name = request_.program;
     const FileInfo here = files_.look(name);
     if (has_slash(name)) {
-      if (here.kind == Kind::missing) return missing(name);
+      if (here.kind == Kind::missing) return missing(name, here);
       return executable(name, here);
     }
     if (here.kind == Kind::file && here.executable) return executable("./" + name, here);

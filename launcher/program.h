@@ -17,6 +17,7 @@ struct FileInfo {
   bool executable = false;
   std::string head;  // the first bytes, at most 256
   std::string id;    // equal for two names of one file; "" = not known
+  int error = 0;     // of a missing one: errno of the look (ENOENT, or ELOOP, EACCES, ENAMETOOLONG ...)
 };
 
 class FileLookup {

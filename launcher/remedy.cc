@@ -88,6 +88,13 @@ std::string find_remedy(const FailureRecord& failure, const std::string& python)
   if (contains(text, "error while loading shared libraries:")) {
     return "a shared library is missing: install it, or add its folder to LD_LIBRARY_PATH";
   }
+  // Seen with torch 2.15 and Python 3.11: a thread of the process group drops the last reference to a tensor that
+  // Python knows while the interpreter is shutting down; Python then ends that thread by pthread_exit, inside noexcept
+  // code.
+  if (failure.signal == SIGABRT && contains(text, "terminate called without an active exception")) {
+    return "a thread still worked while the program ended; in a PyTorch script that is a process group in use: call "
+           "torch.distributed.destroy_process_group() before the script ends, also when it ends early";
+  }
   if (contains(text, "can't open file")) return "the script does not exist there: check its path on every node";
   if (contains(text, "unrecognized arguments: --local-rank") ||
       contains(text, "unrecognized arguments: --local_rank")) {

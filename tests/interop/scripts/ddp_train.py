@@ -42,8 +42,8 @@ all_flat = [torch.empty_like(flat) for _ in range(world)]
 dist.all_gather(all_flat, flat)
 assert all(torch.equal(flat, other) for other in all_flat), "the ranks' parameters differ"
 (output / f"rank{rank}.attempt{attempt}").write_text(f"world={world} sum={flat.double().sum().item():.9f}\n")
-# Nobody tears its connections down while another still reads: torch 2.15 sometimes aborts then ("terminate called
-# without an active exception", seen under torchrun too).
+# Nobody tears its connections down while another still reads, and no thread of the group outlives the interpreter
+# (support.py: TORCHS_OWN_ABORT).
 dist.barrier()
 del model
 dist.destroy_process_group()

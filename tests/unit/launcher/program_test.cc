@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <map>
 
 namespace ddprun::launcher {
@@ -66,6 +67,16 @@ class ProgramTest : public testing::Test {
   FakeFiles files;
   std::map<std::string, std::string> environment;
 };
+
+TEST_F(ProgramTest, AFileThatCannotBeReachedSaysWhy) {
+  files.files["loop"].error = ELOOP;
+  files.files["./closed/run"].error = EACCES;
+  EXPECT_THAT(bad("loop").message(), HasSubstr("symbolic links"));
+  EXPECT_THAT(bad("./closed/run").message(), HasSubstr("Permission denied"));
+  EXPECT_EQ(bad("./closed/run").code(), Errc::system);
+  files.folder("data");
+  EXPECT_THAT(bad("data").message(), HasSubstr("a folder without __main__.py"));
+}
 
 TEST_F(ProgramTest, PythonScriptRunsUnbuffered) {
   files.file("train.py", "import torch\n", false);

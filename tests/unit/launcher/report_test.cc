@@ -223,6 +223,15 @@ TEST(Remedy, EachFailureItsOwnSentence) {
   }
 }
 
+TEST(Remedy, AThreadThatOutlivesThePythonInterpreter) {
+  FailureRecord failure = failed(0, 0);
+  failure.signal = SIGABRT;
+  failure.last_lines = {"terminate called without an active exception"};
+  EXPECT_THAT(find_remedy(failure, "python3"), HasSubstr("destroy_process_group()"));
+  failure.last_lines = {"terminate called after throwing an instance of 'std::runtime_error'"};
+  EXPECT_EQ(find_remedy(failure, "python3"), "");
+}
+
 TEST(Remedy, FindsTheLineThatNamesTheError) {
   EXPECT_EQ(find_error_line({"a", "pkg.mod.CustomError: bad", "[rank0]: closing"}), "pkg.mod.CustomError: bad");
   EXPECT_EQ(find_error_line({"bash: foo: command not found", "bye"}), "bash: foo: command not found");
