@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "worker/comm/cut.h"
 #include "worker/comm/reduce_kernels.h"
 
 namespace ddprun::comm {
@@ -110,32 +111,33 @@ class HierarchicalTransport final : public Transport {
     return ok ? group_->step(op) : ok;
   }
 
-  // Combines `count` elements at `where` (of every local rank) over the world, in place, on all ranks of the host.
+  // Combines `count` elements at `where` (of every local rank) over the world, in place, on all ranks of the host; this
+  // rank does the chunk of its ring. The three phases overlap: while segments travel, the next ones are combined on the
+  // host, and each is stored to the other ranks of the host when it comes back.
   // Ends with what the others wrote not yet seen: a step() must follow.
   Result<void> combine(Operation& op, const std::vector<ShmGroup::Handle>& where, std::size_t count) {
-    const std::size_t element = size_of(op.signature.dtype), line = kLine / element;
-    const auto rings = static_cast<std::size_t>(hosts_.rings());
-    const std::size_t stride = ((count + rings - 1) / rings + line - 1) / line * line;
     if (ring_ == nullptr) return {};
-    const std::size_t begin = std::min(static_cast<std::size_t>(group_->local_rank()) * stride, count);
-    const std::size_t n = std::min(begin + stride, count) - begin;
-    std::vector<const void*> sources;
+    const std::size_t element = size_of(op.signature.dtype), me = static_cast<std::size_t>(group_->local_rank());
+    const Cut cut = Cut::at_lines(count, static_cast<std::size_t>(hosts_.rings()), element);
+    std::vector<std::byte*> chunks;  // the same elements on every local rank
     for (int p = 0; p < local_; ++p) {
-      sources.push_back(group_->address(where[static_cast<std::size_t>(p)], p) + begin * element);
+      chunks.push_back(group_->address(where[static_cast<std::size_t>(p)], p) + cut.begin(me) * element);
     }
-    std::byte* mine =
-        group_->address(where[static_cast<std::size_t>(group_->local_rank())], group_->local_rank()) + begin * element;
-    void* to[] = {mine};
-    if (local_ > 1) {
-      reduce(ReduceArgs{sources.data(), sources.size(), to, 1, n, op.signature.dtype, op.signature.reduce, 1});
-    }
-    Result<void> ok = ring_->all_reduce(op, mine, n, op.signature.reduce == Reduce::avg ? hosts_.world_size() : 1);
-    if (!ok) return ok;
-    for (int i = 1; i < local_; ++i) {
-      const int p = (group_->local_rank() + i) % local_;
-      std::memcpy(group_->address(where[static_cast<std::size_t>(p)], p) + begin * element, mine, n * element);
-    }
-    return {};
+    std::vector<const void*> sources(chunks.size());
+    TcpRing::Hooks hooks;
+    hooks.prepare = [&](std::size_t offset, std::size_t size) {
+      for (std::size_t p = 0; p < chunks.size(); ++p) sources[p] = chunks[p] + offset;
+      void* to[] = {chunks[me] + offset};
+      reduce(ReduceArgs{sources.data(), sources.size(), to, 1, size / element, op.signature.dtype, op.signature.reduce,
+                        1});
+    };
+    hooks.finish = [&](std::size_t offset, std::size_t size) {
+      for (std::size_t i = 1; i < chunks.size(); ++i) {
+        std::memcpy(chunks[(me + i) % chunks.size()] + offset, chunks[me] + offset, size);
+      }
+    };
+    const int divisor = op.signature.reduce == Reduce::avg ? hosts_.world_size() : 1;
+    return ring_->all_reduce(op, chunks[me], cut.size(me), divisor, local_ > 1 ? &hooks : nullptr);
   }
 
   Result<void> all_reduce(Operation& op) {

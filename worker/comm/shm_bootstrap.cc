@@ -1,9 +1,7 @@
 #include "worker/comm/shm_bootstrap.h"
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -20,30 +18,14 @@
 
 #include "common/log.h"
 #include "common/wire.h"
+#include "worker/comm/handshake.h"
 
 namespace ddprun::comm {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x316d687372706464ULL;  // "ddprshm1"
 constexpr std::uint32_t kVersion = 1;
-constexpr std::size_t kTokenSize = 32;     // hex digits
 constexpr std::size_t kMostMembers = 250;  // SCM_RIGHTS carries 253 descriptors
-
-int remaining_ms(TimePoint deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - SteadyClock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
-}
-
-// False: the deadline passed.
-Result<bool> wait_readable(int fd, TimePoint deadline) {
-  while (true) {
-    pollfd p{fd, POLLIN, 0};
-    const int n = ::poll(&p, 1, remaining_ms(deadline));
-    if (n > 0) return true;
-    if (n == 0) return false;
-    if (errno != EINTR) return Error::from_errno(errno, "poll on the shared-memory socket");
-  }
-}
 
 Result<void> send_message(int fd, std::string_view bytes, std::span<const int> descriptors) {
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
@@ -91,12 +73,6 @@ Result<Message> receive_message(int fd, std::size_t most) {
   if (n == 0) return Error(Errc::peer_closed, "shared-memory handshake: the other side closed the connection");
   result.bytes.resize(static_cast<std::size_t>(n));
   return result;
-}
-
-std::string to_hex(std::string_view bytes) {
-  std::string text;
-  for (unsigned char c : bytes) text += fmt::format("{:02x}", c);
-  return text;
 }
 
 std::optional<std::string> from_hex(std::string_view text) {
@@ -149,12 +125,9 @@ Result<ShmSetup> serve(KeyValue& store, const ShmPlace& place, TimePoint deadlin
     return Error::from_errno(errno, "cannot learn the name of the shared-memory socket");
   }
   const std::string name(address.sun_path, length - offsetof(sockaddr_un, sun_path));
-  unsigned char random[kTokenSize / 2];
-  if (::getrandom(random, sizeof random, 0) != static_cast<ssize_t>(sizeof random)) {
-    return Error::from_errno(errno, "getrandom");
-  }
-  const std::string token = to_hex(std::string_view(reinterpret_cast<const char*>(random), sizeof random));
-  Result<void> published = store.set(place.key, to_hex(name) + " " + token);
+  auto token = random_token();
+  if (!token) return token.error();
+  Result<void> published = store.set(place.key, to_hex(name) + " " + *token);
   if (!published) return published.error().with_context("shared memory: cannot publish its address");
 
   std::vector<UniqueFd> connections(setup.members.size());
@@ -190,7 +163,7 @@ Result<ShmSetup> serve(KeyValue& store, const ShmPlace& place, TimePoint deadlin
     const std::uint32_t version = reader.u32(), local = reader.u32(), rank = reader.u32(), pid = reader.u32(),
                         size = reader.u32();
     const std::string_view their_token = reader.raw(kTokenSize);
-    if (!reader.finished() || magic != kMagic || version != kVersion || their_token != token ||
+    if (!reader.finished() || magic != kMagic || version != kVersion || their_token != *token ||
         hello->descriptors.size() != 1) {
       log_warning("shared memory: refused a handshake that is not of this attempt (pid {})", peer.pid);
       continue;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "worker/comm/cut.h"
 #include "worker/comm/reduce_kernels.h"
 
 namespace ddprun::comm {
@@ -13,15 +14,6 @@ namespace {
 constexpr std::size_t kLine = 64;
 
 std::byte* bytes(void* data) { return static_cast<std::byte*>(data); }
-
-// A tensor cut into one part for each rank.
-struct Parts {
-  std::size_t stride = 0;  // elements from one part to the next
-  std::size_t total = 0;   // elements
-
-  std::size_t begin(int p) const { return std::min(static_cast<std::size_t>(p) * stride, total); }
-  std::size_t size(int p) const { return std::min(begin(p) + stride, total) - begin(p); }
-};
 
 class ShmTransport final : public Transport {
  public:
@@ -64,6 +56,7 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  std::size_t my_part() const { return static_cast<std::size_t>(me_); }
   int divisor(const Operation& op) const { return op.signature.reduce == Reduce::avg ? size_ : 1; }
 
   void reduce_into(const Operation& op, std::size_t destination_count, std::size_t count) {
@@ -96,29 +89,27 @@ class ShmTransport final : public Transport {
     const std::size_t element = size_of(op.signature.dtype), count = op.in.count;
     const ShmGroup::Handle mine = group_->find(op.in.data, op.in.size_bytes());
     const bool small = op.in.size_bytes() <= ShmGroup::kFlatBytes;
-    const std::size_t line = kLine / element;
-    const std::size_t stride =
-        ((count + static_cast<std::size_t>(size_) - 1) / static_cast<std::size_t>(size_) + line - 1) / line * line;
-    const Parts parts{stride, count};
+    const Cut parts = Cut::at_lines(count, static_cast<std::size_t>(size_), element);
     if (mine == ShmGroup::kForeign) small ? put_flat(op) : stage_in(op, parts, 0);
     Result<void> ok = group_->arrive(op, mine);
     if (!ok) return ok;
     if (!all_owned(true)) {
       if (small) return flat_reduce(op, 0, count, op.in.data, mine);
-      return staged(op, parts, bytes(op.in.data) + parts.begin(me_) * element, true, mine);
+      return staged(op, parts, bytes(op.in.data) + parts.begin(my_part()) * element, true, mine);
     }
     for (int p = 0; p < size_; ++p) {
-      destinations_[static_cast<std::size_t>(p)] = group_->address(group_->in_of(p), p) + parts.begin(me_) * element;
+      destinations_[static_cast<std::size_t>(p)] =
+          group_->address(group_->in_of(p), p) + parts.begin(my_part()) * element;
       sources_[static_cast<std::size_t>(p)] = destinations_[static_cast<std::size_t>(p)];
     }
-    reduce_into(op, static_cast<std::size_t>(size_), parts.size(me_));
+    reduce_into(op, static_cast<std::size_t>(size_), parts.size(my_part()));
     return group_->step(op);
   }
 
   Result<void> reduce_scatter(Operation& op) {
     const std::size_t element = size_of(op.signature.dtype), count = op.out.count;
     const bool small = op.in.size_bytes() <= ShmGroup::kFlatBytes;
-    const Parts parts{count, op.in.count};
+    const Cut parts{count, op.in.count};
     const ShmGroup::Handle mine = group_->find(op.in.data, op.in.size_bytes());
     if (mine == ShmGroup::kForeign) small ? put_flat(op) : stage_in(op, parts, 0);
     Result<void> ok = group_->arrive(op, mine);
@@ -128,7 +119,7 @@ class ShmTransport final : public Transport {
       return staged(op, parts, bytes(op.out.data), false, mine);
     }
     for (int p = 0; p < size_; ++p) {
-      sources_[static_cast<std::size_t>(p)] = group_->address(group_->in_of(p), p) + parts.begin(me_) * element;
+      sources_[static_cast<std::size_t>(p)] = group_->address(group_->in_of(p), p) + parts.begin(my_part()) * element;
     }
     destinations_[0] = op.out.data;
     reduce_into(op, 1, count);
@@ -159,21 +150,21 @@ class ShmTransport final : public Transport {
   }
 
   // Puts segment k of everybody's part into this rank's input buffer k % 2.
-  void stage_in(const Operation& op, const Parts& parts, std::size_t k) {
+  void stage_in(const Operation& op, const Cut& parts, std::size_t k) {
     const std::size_t element = size_of(op.signature.dtype), segment = stage_count(op);
     std::byte* buffer = group_->staging(static_cast<int>(k % 2), me_);
     for (int p = 0; p < size_; ++p) {
-      const std::size_t size = parts.size(p);
+      const std::size_t size = parts.size(static_cast<std::size_t>(p));
       if (p == me_ || k * segment >= size) continue;
       const std::size_t n = std::min(segment, size - k * segment);
       std::memcpy(buffer + static_cast<std::size_t>(p) * segment * element,
-                  bytes(op.in.data) + (parts.begin(p) + k * segment) * element, n * element);
+                  bytes(op.in.data) + (parts.begin(static_cast<std::size_t>(p)) + k * segment) * element, n * element);
     }
   }
 
   // stage_in(0) was done by the ranks whose memory is foreign, before they arrived. One step for each segment: while
   // segment k is combined, segment k + 1 is already put in; results are taken out after the step.
-  Result<void> staged(Operation& op, const Parts& parts, std::byte* result, bool gather, ShmGroup::Handle mine) {
+  Result<void> staged(Operation& op, const Cut& parts, std::byte* result, bool gather, ShmGroup::Handle mine) {
     const std::size_t element = size_of(op.signature.dtype), segment = stage_count(op);
     if (!none_owned()) {  // some ranks could have gone direct and have put nothing in yet
       if (mine != ShmGroup::kForeign) stage_in(op, parts, 0);
@@ -183,13 +174,13 @@ class ShmTransport final : public Transport {
     const std::size_t segments = (parts.stride + segment - 1) / segment;
     for (std::size_t k = 0; k < segments; ++k) {
       if (k + 1 < segments) stage_in(op, parts, k + 1);
-      const std::size_t my_size = parts.size(me_);
+      const std::size_t my_size = parts.size(my_part());
       if (k * segment < my_size) {
         const std::size_t n = std::min(segment, my_size - k * segment);
         for (int p = 0; p < size_; ++p) {
           sources_[static_cast<std::size_t>(p)] =
               p == me_
-                  ? bytes(op.in.data) + (parts.begin(me_) + k * segment) * element
+                  ? bytes(op.in.data) + (parts.begin(my_part()) + k * segment) * element
                   : group_->staging(static_cast<int>(k % 2), p) + static_cast<std::size_t>(me_) * segment * element;
         }
         destinations_[0] = result + k * segment * element;
@@ -199,10 +190,10 @@ class ShmTransport final : public Transport {
       Result<void> ok = group_->step(op);
       if (!ok) return ok;
       for (int p = 0; gather && p < size_; ++p) {
-        const std::size_t size = parts.size(p);
+        const std::size_t size = parts.size(static_cast<std::size_t>(p));
         if (p == me_ || k * segment >= size) continue;
         const std::size_t n = std::min(segment, size - k * segment);
-        std::memcpy(bytes(op.in.data) + (parts.begin(p) + k * segment) * element,
+        std::memcpy(bytes(op.in.data) + (parts.begin(static_cast<std::size_t>(p)) + k * segment) * element,
                     group_->staging(static_cast<int>(2 + k % 2), p), n * element);
       }
     }

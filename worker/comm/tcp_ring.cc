@@ -11,16 +11,12 @@
 
 #include "common/tcp.h"
 #include "common/wire.h"
-#include "worker/comm/reduce_kernels.h"
 
 namespace ddprun::comm {
 namespace {
 
 constexpr std::uint8_t kSignature = 1, kAbort = 2, kBye = 3, kPing = 4, kPong = 5;
 constexpr std::size_t kFrameHeader = 5, kMostPayload = 8192;
-// Small enough that a segment is still in the cache when it is added, large enough to hide the calls (256 KiB cost a
-// third more CPU time on loopback).
-constexpr std::size_t kSegment = 1024 * 1024;
 constexpr int kSliceMs = 20;
 constexpr auto kPingPatience = std::chrono::milliseconds(500);
 // Neighbours that answer are themselves waiting for somebody; who knows more tells it within this time.
@@ -147,10 +143,19 @@ Result<void> TcpRing::handle_frame(Neighbour& from, std::uint8_t type, std::stri
     case kBye:
       from.left_after = reader.u64();
       return {};
-    case kPing:
-      send_frame(from, kPong, {});
+    case kPing: {
+      WireWriter pong;
+      pong.u64(progress_.sequence);
+      pong.u64(progress_.sent);
+      pong.u8(progress_.starved ? 1 : 0);
+      send_frame(from, kPong, pong.bytes());
       return {};
+    }
     case kPong:
+      from.told.sequence = reader.u64();
+      from.told.sent = reader.u64();
+      from.told.starved = reader.u8() != 0;
+      if (!reader.finished()) break;
       from.answered = true;
       return {};
     default:
@@ -183,8 +188,9 @@ Error TcpRing::gone(Operation& op, const Neighbour& who, std::string_view how) {
                                               how, rank(), op.signature.describe(), who.rank));
 }
 
-// At the deadline: a neighbour that does not answer a ping is stopped, gone or cut off; one that has not arrived is
-// late.
+// At the deadline: a neighbour that does not answer a ping is stopped, gone or cut off. One that answers says what it
+// has sent: more than has come here means that the way is slow; all that has come while it waits for nobody, that it is
+// slow itself. Else somebody further away is late, whose neighbour knows more and tells it.
 Result<void> TcpRing::check_deadline(Operation& op) {
   const TimePoint now = SteadyClock::now();
   if (now < op.deadline()) return {};
@@ -205,45 +211,45 @@ Result<void> TcpRing::check_deadline(Operation& op) {
   if (now < pinged_at_ + kPingPatience) return {};
   if (!previous_.answered) return missing(previous_, "it does not answer");
   if (!next_.answered) return missing(next_, "it does not answer");
+  const Progress &mine = progress_, &theirs = previous_.told;
+  if (mine.received < mine.wanted && theirs.sequence >= mine.sequence) {
+    const std::string came = fmt::format("{} of {} bytes came from it in time", mine.received, mine.wanted);
+    if (theirs.sequence > mine.sequence || theirs.sent > mine.received) {
+      return missing(previous_, came + ", more are on their way: the network is too slow for this timeout");
+    }
+    if (!theirs.starved) return missing(previous_, came + ": it is too slow for this timeout");
+  }
   if (now < op.deadline() + kGrace) return {};
+  if (mine.received == mine.wanted && mine.wanted > 0) return missing(next_, "it does not take what is sent to it");
   return missing(previous_, "it waits for others in its turn");
 }
 
-Result<void> TcpRing::idle(Operation& op, std::span<pollfd> more) {
-  pollfd fixed[3] = {{previous_.closed ? -1 : previous_.control.get(), POLLIN, 0},
-                     {next_.closed ? -1 : next_.control.get(), POLLIN, 0},
-                     {wake_.get(), POLLIN, 0}};
-  std::vector<pollfd> all(more.begin(), more.end());
-  all.insert(all.end(), std::begin(fixed), std::end(fixed));
-  const int n = ::poll(all.data(), all.size(), kSliceMs);
-  std::copy(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(more.size()), more.begin());
+Result<void> TcpRing::idle(Operation& op, std::span<const pollfd> more) {
+  polls_.assign({{previous_.closed ? -1 : previous_.control.get(), POLLIN, 0},
+                 {next_.closed ? -1 : next_.control.get(), POLLIN, 0},
+                 {wake_.get(), POLLIN, 0}});
+  polls_.insert(polls_.end(), more.begin(), more.end());
+  const int n = ::poll(polls_.data(), polls_.size(), kSliceMs);
   if (auto told = news()) return *told;
-  if (n <= 0) {
-    if (watch_) {
-      if (auto told = watch_()) return fail(*told);
-    }
-    return check_deadline(op);
+  if (n <= 0 && watch_) {
+    if (auto told = watch_()) return fail(*told);
   }
-  return {};
+  return check_deadline(op);
 }
 
-Result<void> TcpRing::wait_for_signature(Operation& op) {
-  while (previous_.signatures.empty()) {
+Result<bool> TcpRing::matches(Operation& op) {
+  if (previous_.signatures.empty()) {
     Result<void> ok = read_control(previous_);
-    if (!ok) return ok;
-    if (!previous_.signatures.empty()) break;
-    if (previous_.closed || previous_.left_after.has_value()) {
-      return fail(gone(op, previous_, "its connection was closed"));
-    }
-    ok = idle(op, {});
-    if (!ok) return ok;
+    if (!ok) return ok.error();
+  }
+  if (previous_.signatures.empty()) {
+    if (!previous_.closed && !previous_.left_after.has_value()) return false;
+    return fail(gone(op, previous_, "its connection was closed"));
   }
   const Signature theirs = previous_.signatures.front();
   previous_.signatures.pop_front();
-  if (!(theirs == op.signature)) {
-    return fail(Error(Errc::invalid_argument, describe_mismatch(previous_.rank, theirs, rank(), op.signature)));
-  }
-  return {};
+  if (theirs == op.signature) return true;
+  return fail(Error(Errc::invalid_argument, describe_mismatch(previous_.rank, theirs, rank(), op.signature)));
 }
 
 Result<void> TcpRing::begin(Operation& op) {
@@ -252,235 +258,10 @@ Result<void> TcpRing::begin(Operation& op) {
     if (auto told = watch_()) return fail(*told);
   }
   next_.pinged = previous_.pinged = false;
+  progress_ = Progress{};
+  progress_.sequence = op.signature.sequence;
   send_frame(next_, kSignature, encode(op.signature));
-  return wait_for_signature(op);
-}
-
-// Drives all steps of one operation over all data connections at once.
-class TcpRing::Run {
- public:
-  Run(TcpRing& ring, Operation& op, std::span<const Step> steps)
-      : ring_(ring), op_(op), steps_(steps), lanes_(ring.next_.data.size()) {
-    for (std::size_t k = 0; k < lanes_.size(); ++k) {
-      lanes_[k].send = Cursor{0, k, 0};
-      lanes_[k].receive = Cursor{0, k, 0};
-      settle(lanes_[k].send, true);
-      settle(lanes_[k].receive, false);
-    }
-  }
-
-  Result<void> drive() {
-    while (true) {
-      bool moved = false, pending = false;
-      for (std::size_t k = 0; k < lanes_.size(); ++k) {
-        auto received = receive_some(k);
-        if (!received) return received.error();
-        auto sent = send_some(k);
-        if (!sent) return sent.error();
-        moved = moved || *received || *sent;
-        pending = pending || !finished(lanes_[k].send) || !finished(lanes_[k].receive);
-      }
-      if (!pending) return {};
-      if (moved) {
-        if (++turns_ % 256 == 0) {  // busy for long: look at news all the same
-          if (auto told = ring_.news()) return *told;
-        }
-        continue;
-      }
-      std::vector<pollfd> wanted;
-      for (std::size_t k = 0; k < lanes_.size(); ++k) {
-        if (!finished(lanes_[k].receive)) wanted.push_back({ring_.previous_.data[k].get(), POLLIN, 0});
-        if (may_send(k)) wanted.push_back({ring_.next_.data[k].get(), POLLOUT, 0});
-      }
-      Result<void> ok = ring_.idle(op_, wanted);
-      if (!ok) return ok;
-    }
-  }
-
- private:
-  // Segment `segment` of step `step`; lane k carries segments k, k + lanes, ...
-  struct Cursor {
-    std::size_t step = 0, segment = 0, offset = 0;
-  };
-  struct Lane {
-    Cursor send, receive;
-  };
-
-  const Part& part(const Cursor& c, bool send) const { return send ? steps_[c.step].send : steps_[c.step].receive; }
-  bool finished(const Cursor& c) const { return c.step >= steps_.size(); }
-  std::size_t segment_size(const Cursor& c, bool send) const {
-    return std::min(kSegment, part(c, send).size_bytes - c.segment * kSegment);
-  }
-  // Moves on to the next step while this one has no segment left for the lane.
-  void settle(Cursor& c, bool send) {
-    const std::size_t lane = c.segment % lanes_.size();
-    while (!finished(c) && c.segment * kSegment >= part(c, send).size_bytes) {
-      ++c.step;
-      c.segment = lane;
-    }
-  }
-  void advance(Cursor& c, bool send) {
-    c.offset = 0;
-    c.segment += lanes_.size();
-    settle(c, send);
-  }
-  // What goes out in step s came in with step s - 1, on the same lane.
-  bool may_send(std::size_t k) const {
-    const Cursor &s = lanes_[k].send, &r = lanes_[k].receive;
-    if (finished(s)) return false;
-    if (s.step == 0 || steps_[s.step - 1].receive.size_bytes == 0) return true;
-    return r.step >= s.step || (r.step + 1 == s.step && r.segment > s.segment);
-  }
-
-  Result<bool> send_some(std::size_t k) {
-    bool moved = false;
-    while (may_send(k)) {
-      Cursor& c = lanes_[k].send;
-      const std::size_t size = segment_size(c, true);
-      const std::byte* from = part(c, true).data + c.segment * kSegment + c.offset;
-      const ssize_t n = ::send(ring_.next_.data[k].get(), from, size - c.offset, MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (n < 0 && would_block()) break;
-      if (n < 0) return ring_.fail(ring_.gone(op_, ring_.next_, std::strerror(errno)));
-      moved = true;
-      c.offset += static_cast<std::size_t>(n);
-      if (c.offset == size) advance(c, true);
-    }
-    return moved;
-  }
-
-  Result<bool> receive_some(std::size_t k) {
-    bool moved = false;
-    while (!finished(lanes_[k].receive)) {
-      Cursor& c = lanes_[k].receive;
-      const Step& step = steps_[c.step];
-      const std::size_t size = segment_size(c, false);
-      std::byte* place = step.receive.data + c.segment * kSegment;
-      std::byte* into = place;
-      if (step.reduces) {
-        if (ring_.scratch_[k].size() < size) ring_.scratch_[k].resize(kSegment);
-        into = ring_.scratch_[k].data();
-      }
-      const ssize_t n = ::recv(ring_.previous_.data[k].get(), into + c.offset, size - c.offset, MSG_DONTWAIT);
-      if (n < 0 && would_block()) break;
-      if (n <= 0) {
-        return ring_.fail(
-            ring_.gone(op_, ring_.previous_, n == 0 ? "its connection was closed" : std::strerror(errno)));
-      }
-      moved = true;
-      c.offset += static_cast<std::size_t>(n);
-      if (c.offset < size) continue;
-      if (step.reduces) {
-        const void* sources[] = {place, into};
-        void* to[] = {step.result == nullptr ? place : step.result + c.segment * kSegment};
-        reduce(ReduceArgs{sources, 2, to, 1, size / size_of(op_.signature.dtype), op_.signature.dtype,
-                          op_.signature.reduce, step.divisor});
-      }
-      advance(c, false);
-      break;  // first send on what came: the neighbour may be waiting for it
-    }
-    return moved;
-  }
-
-  TcpRing& ring_;
-  Operation& op_;
-  std::span<const Step> steps_;
-  std::vector<Lane> lanes_;
-  std::size_t turns_ = 0;
-};
-
-Result<void> TcpRing::run(Operation& op, std::span<const Step> steps) {
-  Run run(*this, op, steps);
-  Result<void> ok = run.drive();
-  if (ok) ++done_;
-  return ok;
-}
-
-Result<void> TcpRing::all_reduce(Operation& op, std::byte* data, std::size_t count, int divisor) {
-  if (size() == 1) return {};
-  Result<void> same = begin(op);
-  if (!same) return same;
-  const std::size_t n = static_cast<std::size_t>(size()), me = static_cast<std::size_t>(index_);
-  const std::size_t element = size_of(op.signature.dtype);
-  const std::size_t line = 64 / element, stride = ((count + n - 1) / n + line - 1) / line * line;
-  const auto part = [&](std::size_t p) {
-    const std::size_t begin = std::min(p % n * stride, count), end = std::min(begin + stride, count);
-    return Part{data + begin * element, (end - begin) * element};
-  };
-  std::vector<Step> steps;
-  for (std::size_t s = 0; s < 2 * n - 2; ++s) {
-    Step step;
-    step.send = part(me + 2 * n - s);
-    step.receive = part(me + 2 * n - s - 1);
-    step.reduces = s < n - 1;
-    step.divisor = s == n - 2 ? divisor : 1;
-    steps.push_back(step);
-  }
-  return run(op, steps);
-}
-
-Result<void> TcpRing::reduce_scatter(Operation& op, std::span<const Part> parts, std::byte* result, int divisor) {
-  if (size() == 1) {
-    if (result != parts[0].data && parts[0].size_bytes > 0) std::memcpy(result, parts[0].data, parts[0].size_bytes);
-    return {};
-  }
-  Result<void> same = begin(op);
-  if (!same) return same;
-  const std::size_t n = parts.size(), me = static_cast<std::size_t>(index_);
-  std::vector<Step> steps;
-  for (std::size_t s = 0; s + 1 < n; ++s) {
-    Step step;
-    step.send = parts[(me + 2 * n - s - 1) % n];
-    step.receive = parts[(me + 2 * n - s - 2) % n];
-    step.reduces = true;
-    if (s + 2 == n) {
-      step.result = result;
-      step.divisor = divisor;
-    }
-    steps.push_back(step);
-  }
-  return run(op, steps);
-}
-
-Result<void> TcpRing::all_gather(Operation& op, std::span<const Part> parts) {
-  if (size() == 1) return {};
-  Result<void> same = begin(op);
-  if (!same) return same;
-  const std::size_t n = parts.size(), me = static_cast<std::size_t>(index_);
-  std::vector<Step> steps;
-  for (std::size_t s = 0; s + 1 < n; ++s) {
-    Step step;
-    step.send = parts[(me + n - s) % n];
-    step.receive = parts[(me + 2 * n - s - 1) % n];
-    steps.push_back(step);
-  }
-  return run(op, steps);
-}
-
-Result<void> TcpRing::broadcast(Operation& op, std::byte* data, std::size_t size_bytes, int root_index) {
-  if (size() == 1) return {};
-  Result<void> same = begin(op);
-  if (!same) return same;
-  const int distance = (index_ - root_index + size()) % size();
-  const Part whole{data, size_bytes};
-  Step in, out;
-  if (distance > 0) in.receive = whole;
-  if (distance + 1 < size()) out.send = whole;
-  const Step steps[] = {in, out};
-  return run(op, steps);
-}
-
-Result<void> TcpRing::barrier(Operation& op) {
-  std::vector<std::byte> tokens(ranks_.size());
-  std::vector<Part> parts;
-  for (std::byte& t : tokens) parts.push_back(Part{&t, 1});
-  return all_gather(op, parts);
-}
-
-Result<void> TcpRing::agree(Operation& op) {
-  if (size() == 1) return {};
-  Result<void> same = begin(op);
-  if (same) ++done_;
-  return same;
+  return {};
 }
 
 }  // namespace ddprun::comm

@@ -41,7 +41,9 @@ struct RingPlace {
 //   1 signature   u64 sequence, u64 count, u8 kind, u8 reduction, u8 dtype, i32 root: before the data of each operation
 //   2 abort       i32 Errc, text
 //   3 bye         u64 collectives done: this member has returned
-//   4 ping, 5 pong   empty: is your process running? (asked at a deadline)
+//   4 ping        empty: is your process running, and what do you wait for? (asked at a deadline)
+//   5 pong        u64 sequence of its operation, u64 bytes of it sent to the next so far, u8 1: it waits for the one
+//   before
 // Data connections carry elements only; both sides know what comes.
 class TcpRing {
  public:
@@ -60,8 +62,17 @@ class TcpRing {
     std::size_t size_bytes = 0;
   };
 
-  // All of these first compare op.signature with the neighbour's. `divisor` > 1: divides the finished sum.
-  Result<void> all_reduce(Operation& op, std::byte* data, std::size_t count, int divisor);
+  // For a caller that has work of its own to do on the tensor piece by piece while others travel. Both get a range of
+  // `data` in bytes; every byte is in exactly one call of each.
+  struct Hooks {
+    std::function<void(std::size_t offset, std::size_t size)> prepare;  // before it is sent or added to
+    std::function<void(std::size_t offset, std::size_t size)> finish;   // it holds the result
+  };
+
+  // All of these compare op.signature with the neighbour's before they use what it sends, and end by op.deadline() (and
+  // the moment that it takes to find out who is late), also when bytes trickle in. `divisor` > 1: divides the finished
+  // sum.
+  Result<void> all_reduce(Operation& op, std::byte* data, std::size_t count, int divisor, const Hooks* hooks = nullptr);
   // parts[i]: element ranges of one tensor, the same on every member; parts[index] is reduced into `result`; the others
   // are overwritten.
   Result<void> reduce_scatter(Operation& op, std::span<const Part> parts, std::byte* result, int divisor);
@@ -82,6 +93,11 @@ class TcpRing {
 
  private:
   class Run;
+  // How far this member is in its operation.
+  struct Progress {
+    std::uint64_t sequence = 0, sent = 0, received = 0, wanted = 0;  // bytes
+    bool starved = false;                                            // nothing to send before more comes
+  };
   struct Neighbour {
     int rank = 0;
     UniqueFd control;
@@ -90,6 +106,7 @@ class TcpRing {
     std::atomic<bool> closed{false};
     std::optional<std::uint64_t> left_after;
     bool pinged = false, answered = false;
+    Progress told;                     // by its answer
     std::deque<Signature> signatures;  // that came and were not used yet: it can be some operations ahead
   };
   // One hop of an algorithm: send a piece to the next member while one comes from the previous one. What comes in
@@ -97,16 +114,19 @@ class TcpRing {
   struct Step {
     Part send, receive;
     bool reduces = false;
+    bool final = false;           // what this step receives is the result
     std::byte* result = nullptr;  // reduces: where the sum goes; nullptr = into `receive`
     int divisor = 1;
   };
 
   TcpRing(const RingPlace& place);
+  // Looks for a verdict and tells the next member what this operation is.
   Result<void> begin(Operation& op);
-  Result<void> run(Operation& op, std::span<const Step> steps);
-  Result<void> wait_for_signature(Operation& op);
+  Result<void> run(Operation& op, std::span<const Step> steps, std::byte* base = nullptr, const Hooks* hooks = nullptr);
+  // Whether the previous member has said that it is in the same operation. Errors: it is in another one, or gone.
+  Result<bool> matches(Operation& op);
   // Waits up to 20 ms for control frames, a wake-up or the descriptors in `more`; then looks at the deadline.
-  Result<void> idle(Operation& op, std::span<pollfd> more);
+  Result<void> idle(Operation& op, std::span<const pollfd> more);
   Result<void> read_control(Neighbour& from);
   Result<void> handle_frame(Neighbour& from, std::uint8_t type, std::string_view payload);
   void send_frame(Neighbour& to, std::uint8_t type, std::string_view payload);
@@ -120,8 +140,10 @@ class TcpRing {
   UniqueFd wake_;  // eventfd: abort() from another thread
   ForkMark fork_mark_;
   std::function<std::optional<Error>()> watch_;
-  std::vector<std::vector<std::byte>> scratch_;  // one segment for each data connection
-  std::uint64_t done_ = 0;                       // operations ended
+  std::vector<std::vector<std::byte>> scratch_;  // one piece for each data connection
+  std::vector<pollfd> polls_;
+  Progress progress_;
+  std::uint64_t done_ = 0;  // operations ended
   TimePoint pinged_at_{};
 
   mutable std::mutex mutex_;  // verdict_ and writing to control connections

@@ -1,15 +1,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "common/tcp.h"
 #include "tests/support/comm_ranks.h"
 #include "worker/comm/shm_bootstrap.h"
 #include "worker/comm/tcp_ring.h"
@@ -358,6 +363,129 @@ TEST(CommConnect, OldAddressInTheStoreIsPassedOver) {
       RANK_OK(made);
       RANK_OK((*made)->barrier());
     }
+    return "";
+  });
+  EXPECT_EQ(testing::problems(outcomes), "");
+}
+
+// Stands between rank 0 and rank 1: takes rank 0's connections and hands on what it says, data (every connection but
+// the first, which is for control) in pieces of at most `piece` bytes with a `pause` between them.
+struct Between {
+  std::size_t piece;
+  std::chrono::milliseconds pause;
+  int listener = -1;
+  std::atomic<bool> stop{false};
+
+  struct Way {
+    UniqueFd from, to;
+    std::size_t piece;
+  };
+
+  static TimePoint soon() { return SteadyClock::now() + std::chrono::seconds(20); }
+
+  std::optional<Way> take(const Endpoint& to, bool is_control) const {
+    UniqueFd from(::accept(listener, nullptr, nullptr));
+    auto onward = tcp_connect_once(to, soon());
+    char hello[52];  // the greeting, see tcp_ring.h: at full speed
+    if (!from || !onward || !read_exact(from.get(), hello, sizeof hello, soon())) return std::nullopt;
+    if (!write_all(onward->get(), std::string_view(hello, sizeof hello), soon())) return std::nullopt;
+    return Way{std::move(from), std::move(onward).value(), is_control ? 4096 : piece};
+  }
+
+  void serve(const Endpoint& to) const {
+    std::vector<Way> ways;
+    const auto hand_on = [](int from, int target, std::size_t most) {
+      char buffer[4096];
+      const ssize_t n = ::recv(from, buffer, std::min(most, sizeof buffer), MSG_DONTWAIT);
+      if (n > 0) (void)write_all(target, std::string_view(buffer, static_cast<std::size_t>(n)), soon());
+    };
+    while (!stop) {
+      std::vector<pollfd> polls = {{listener, POLLIN, 0}};
+      for (const Way& w : ways) {
+        polls.push_back({w.from.get(), POLLIN, 0});
+        polls.push_back({w.to.get(), POLLIN, 0});
+      }
+      ::poll(polls.data(), polls.size(), 10);
+      for (std::size_t i = 0; i < ways.size(); ++i) {
+        hand_on(ways[i].from.get(), ways[i].to.get(), ways[i].piece);
+        hand_on(ways[i].to.get(), ways[i].from.get(), 4096);
+      }
+      std::this_thread::sleep_for(pause);  // the speed of the slow way
+      if (polls[0].revents == 0) continue;
+      if (auto way = take(to, ways.empty())) ways.push_back(std::move(*way));
+    }
+  }
+};
+
+// A store that tells rank 0 the address of the one in between instead of rank 1's.
+class Detour final : public KeyValue {
+ public:
+  Detour(KeyValue& real, std::uint16_t port) : real_(real), port_(port) {}
+  Result<void> set(std::string_view key, std::string_view value) override { return real_.set(key, value); }
+  Result<std::string> get(std::string_view key, TimePoint deadline) override {
+    auto value = real_.get(key, deadline);
+    if (!value) return value;
+    return "127.0.0.1:" + std::to_string(port_) + value->substr(value->find(' '));
+  }
+  Result<void> erase(std::string_view) override { return {}; }
+
+ private:
+  KeyValue& real_;
+  std::uint16_t port_;
+};
+
+std::vector<RankOutcome> run_with(Between& between, std::chrono::milliseconds timeout,
+                                  const std::function<std::string(Communicator&)>& body) {
+  auto listener = tcp_listen({});
+  CHECK(listener.has_value(), "cannot listen");
+  between.listener = listener->fd.get();
+  std::thread thread;
+  auto outcomes = testing::run_ranks(
+      2,
+      [&, port = listener->port](RankContext& context) -> std::string {
+        Detour detour(*context.store, port);
+        if (context.rank == 0) context.store = &detour;
+        auto made = testing::make_test_communicator(Kind::tcp, context, timeout);
+        RANK_OK(made);
+        return body(**made);
+      },
+      std::chrono::seconds(60),
+      [&](const std::vector<int>&, KeyValue& store) {
+        auto address = store.get("/ddprun/tcp/test/1", SteadyClock::now() + std::chrono::seconds(60));
+        ASSERT_TRUE(address);
+        auto to = Endpoint::parse(address->substr(0, address->find(' ')), 0);
+        ASSERT_TRUE(to);
+        thread = std::thread([&between, endpoint = *to] { between.serve(endpoint); });
+      });
+  between.stop = true;
+  if (thread.joinable()) thread.join();
+  return outcomes;
+}
+
+// Bytes keep coming, but so slowly that the collective would take hours: the deadline is of the whole collective.
+TEST(CommTcp, PeerThatTricklesIsNamedAtTheDeadline) {
+  Between between{1, std::chrono::milliseconds(10)};
+  const TimePoint began = SteadyClock::now();
+  const auto outcomes = run_with(between, std::chrono::milliseconds(1000), [](Communicator& c) -> std::string {
+    std::vector<float> data(4 << 20);
+    Result<void> ok = c.all_reduce(Block{data.data(), data.size(), DType::f32}, Reduce::sum).wait();
+    return ok ? "no error" : ok.error().message();
+  });
+  for (const auto& o : outcomes) {
+    EXPECT_THAT(o.text, AllOf(HasSubstr("timed out in all_reduce #0"), HasSubstr("missing ranks: 0"),
+                              HasSubstr("of 16777216 bytes came"), HasSubstr("the network is too slow")));
+  }
+  EXPECT_LT(SteadyClock::now() - began, std::chrono::seconds(40));
+}
+
+// Networks cut where they like: also inside an element.
+TEST(CommTcp, PiecesThatCutElementsAreAddedRight) {
+  Between between{1021, std::chrono::milliseconds(0)};
+  const auto outcomes = run_with(between, kPatience, [](Communicator& c) -> std::string {
+    std::vector<double> data(40'001);
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<double>(i) * (c.rank() + 1);
+    RANK_OK(c.all_reduce(Block{data.data(), data.size(), DType::f64}, Reduce::sum).wait());
+    for (std::size_t i = 0; i < data.size(); ++i) RANK_CHECK(data[i] == static_cast<double>(i) * 3);
     return "";
   });
   EXPECT_EQ(testing::problems(outcomes), "");

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -5,6 +6,7 @@
 #include <random>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "tests/support/comm_ranks.h"
@@ -112,6 +114,24 @@ TEST_P(CommContract, AllReduceIsRightForAllTypesInOwnedMemory) {
 
 TEST_P(CommContract, AllReduceIsRightForAllTypesInForeignMemory) {
   on_all_ranks([](Communicator& c) { return reduce_all_types(c, false); });
+}
+
+// More than one segment on each connection of a ring, and an odd end.
+TEST_P(CommContract, LargeTensorsOfOddSize) {
+  on_all_ranks([](Communicator& c) -> std::string {
+    constexpr std::size_t kCount = 1'700'003;
+    auto memory = c.allocate(kCount * sizeof(float));
+    RANK_OK(memory);
+    std::vector<float> foreign(kCount);
+    for (float* data : {reinterpret_cast<float*>(*memory), foreign.data()}) {
+      for (std::size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(value_of(c.rank(), i));
+      RANK_OK(c.all_reduce(Block{data, kCount, DType::f32}, Reduce::sum).wait());
+      for (std::size_t i = 0; i < kCount; ++i) {
+        RANK_CHECK(data[i] == static_cast<float>(combined(Reduce::sum, c.world_size(), i)));
+      }
+    }
+    return "";
+  });
 }
 
 TEST_P(CommContract, OwnedOnOneRankForeignOnAnother) {
@@ -266,6 +286,43 @@ TEST_P(CommContract, DroppedHandleIsCounted) {
   });
 }
 
+// Values of very different sizes, so that another order of the sums would give other bits.
+template <typename T>
+T rough(std::mt19937& random) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>((std::uint64_t{random()} << 32) | random());  // sums wrap round
+  } else {
+    return std::ldexp(static_cast<T>(random()) - T(2e9), static_cast<int>(random() % 40) - 60);
+  }
+}
+
+std::uint64_t hash_of(const void* data, std::size_t size) {
+  std::uint64_t hash = 14695981039346656037ULL;
+  for (std::size_t i = 0; i < size; ++i) hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 1099511628211ULL;
+  return hash;
+}
+
+// Hashes of sums and means of two sizes, foreign and owned.
+template <typename T>
+std::string hashes(Communicator& c, DType dtype) {
+  std::string text;
+  for (std::size_t count : {std::size_t{100}, std::size_t{50'000}}) {
+    for (Reduce op : {Reduce::sum, Reduce::avg}) {
+      auto memory = c.allocate(count * sizeof(T));
+      RANK_OK(memory);
+      std::mt19937 random(static_cast<unsigned>(c.rank()));
+      std::vector<T> foreign(count);
+      for (T& v : foreign) v = rough<T>(random);
+      std::memcpy(*memory, foreign.data(), count * sizeof(T));
+      RANK_OK(c.all_reduce(Block{foreign.data(), count, dtype}, op).wait());
+      RANK_OK(c.all_reduce(Block{*memory, count, dtype}, op).wait());
+      text += " " + std::to_string(hash_of(foreign.data(), count * sizeof(T)));
+      text += " " + std::to_string(hash_of(*memory, count * sizeof(T)));
+    }
+  }
+  return text;
+}
+
 // 4 ranks on one host and 2 + 2 ranks on two hosts.
 TEST(CommBits, OneHostOrTwoHostsGiveTheSameBits) {
   std::vector<std::string> results;
@@ -273,26 +330,54 @@ TEST(CommBits, OneHostOrTwoHostsGiveTheSameBits) {
     const auto outcomes = testing::run_ranks(4, [kind](RankContext& context) -> std::string {
       auto made = testing::make_test_communicator(kind, context, kPatience);
       RANK_OK(made);
-      std::string text;
-      for (std::size_t count : {std::size_t{100}, std::size_t{50'000}}) {
-        std::mt19937 random(static_cast<unsigned>(context.rank));
-        std::vector<float> values(count);
-        for (float& v : values)
-          v = std::ldexp(static_cast<float>(random()) - 2e9f, static_cast<int>(random() % 40) - 60);
-        RANK_OK((*made)->all_reduce(Block{values.data(), count, DType::f32}, Reduce::avg).wait());
-        std::uint64_t hash = 14695981039346656037ULL;
-        for (float v : values) {
-          std::uint32_t bits;
-          std::memcpy(&bits, &v, 4);
-          hash = (hash ^ bits) * 1099511628211ULL;
-        }
-        text += std::to_string(hash) + " ";
-      }
-      return text;
+      Communicator& c = **made;
+      return "f32" + hashes<float>(c, DType::f32) + " f64" + hashes<double>(c, DType::f64) + " i32" +
+             hashes<std::int32_t>(c, DType::i32) + " i64" + hashes<std::int64_t>(c, DType::i64);
     });
     for (const auto& o : outcomes) results.push_back(o.text);
   }
+  EXPECT_THAT(results[0], ::testing::HasSubstr("i64 "));
   for (const std::string& r : results) EXPECT_EQ(r, results[0]);
+}
+
+// What is promised for 16-bit types: each layout gives the same bits on every rank and in every run; layouts may differ
+// by one rounding for each hop between hosts. Here: the exact sum (of values that f32 adds exactly) against both.
+TEST(CommBits, SixteenBitTypesAreRoundedOnceOnAHostAndOnceForEachHop) {
+  constexpr std::size_t kCount = 5'000;
+  for (Kind kind : {Kind::shm, Kind::two_hosts, Kind::tcp}) {
+    const auto outcomes = testing::run_ranks(4, [kind](RankContext& context) -> std::string {
+      auto made = testing::make_test_communicator(kind, context, kPatience);
+      RANK_OK(made);
+      // Steps of 2^-6 below 16, so that sums need more digits than bf16 has and fewer than f32.
+      const auto value = [](int rank, std::size_t i) {
+        return bf16_to_f32(
+            f32_to_bf16(static_cast<float>((i * 37 + static_cast<std::size_t>(rank) * 411) % 1000) / 64));
+      };
+      std::string first;
+      for (int run = 0; run < 2; ++run) {
+        std::vector<std::uint16_t> data(kCount);
+        for (std::size_t i = 0; i < kCount; ++i) data[i] = f32_to_bf16(value(context.rank, i));
+        RANK_OK((*made)->all_reduce(Block{data.data(), kCount, DType::bf16}, Reduce::sum).wait());
+        // One rounding of bf16 is at most 2^-8 of the value.
+        const float roundings = kind == Kind::shm ? 1 : kind == Kind::two_hosts ? 2 : 3;
+        for (std::size_t i = 0; i < kCount; ++i) {
+          float exact = 0;
+          for (int r = 0; r < 4; ++r) exact += value(r, i);
+          RANK_CHECK(std::abs(bf16_to_f32(data[i]) - exact) <= exact * roundings * 0x1.02p-8f);
+          if (kind == Kind::shm) RANK_CHECK(data[i] == f32_to_bf16(exact));
+        }
+        const std::string text = std::to_string(hash_of(data.data(), kCount * 2));
+        if (run == 0) first = text;
+        RANK_CHECK(text == first);
+        std::int64_t hash = static_cast<std::int64_t>(hash_of(data.data(), kCount * 2)), low = hash;
+        RANK_OK((*made)->all_reduce(Block{&low, 1, DType::i64}, Reduce::min).wait());
+        RANK_OK((*made)->all_reduce(Block{&hash, 1, DType::i64}, Reduce::max).wait());
+        RANK_CHECK(low == hash);
+      }
+      return "";
+    });
+    EXPECT_EQ(testing::problems(outcomes), "") << testing::name_of(kind);
+  }
 }
 
 std::string name_of_case(const ::testing::TestParamInfo<std::tuple<Kind, int>>& info) {
