@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "common/check.h"
+#include "worker/comm/half.h"
 
 namespace ddprun::trainer {
 namespace {
@@ -23,18 +22,6 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 bool same_shape(const TensorView& tensor, const engine::Shape& shape) {
   const auto extents = shape.extents();
   return std::equal(tensor.shape.begin(), tensor.shape.end(), extents.begin(), extents.end());
-}
-
-float half_to_float(std::uint16_t h) {
-  const std::uint32_t sign = static_cast<std::uint32_t>(h & 0x8000U) << 16;
-  const std::uint32_t exponent = (h >> 10) & 0x1FU;
-  const std::uint32_t fraction = h & 0x3FFU;
-  if (exponent == 0) {
-    const float value = std::ldexp(static_cast<float>(fraction), -24);
-    return sign != 0 ? -value : value;
-  }
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7F800000U | (fraction << 13));
-  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
 }
 
 Result<std::vector<float>> to_floats(const TensorView& tensor) {
@@ -56,8 +43,7 @@ Result<std::vector<float>> to_floats(const TensorView& tensor) {
       case TensorType::bf16: {
         std::uint16_t v = 0;
         std::memcpy(&v, p, 2);
-        values[i] = tensor.type == TensorType::f16 ? half_to_float(v)
-                                                   : std::bit_cast<float>(static_cast<std::uint32_t>(v) << 16);
+        values[i] = tensor.type == TensorType::f16 ? comm::f16_to_f32(v) : comm::bf16_to_f32(v);
         break;
       }
       default:
