@@ -49,12 +49,15 @@ class Plan {
   virtual Result<void> load(Value input, const void* host) = 0;
   // Runs the model. `key` feeds dropout masks (op is filled in); with the same key the same masks.
   virtual void forward(const RandomKey& key = {}) = 0;
-  // Mean loss of the last forward(). Waits for the device.
+  // Mean loss of the last forward(), before or after backward(). Waits for the device: ask after backward() where that
+  // matters.
   virtual double loss() = 0;
   // on_ready(p) is called once per trainable parameter when its gradient is complete in its memory, in ready_order().
-  // Call after forward(), once. Device backends: the kernels are queued, not done; order later work on their stream.
+  // Call after forward(), once (CHECKed). Device backends: the kernels are queued, not done; order later work on their
+  // stream.
   virtual void backward(const BackwardOptions& options, const std::function<void(ParamId)>& on_ready) = 0;
-  // Copies a value marked as output (logits) to the host as f32. `host` has shape(v).count() elements.
+  // Copies a value marked as output (logits) to the host as f32, between forward() and backward() (CHECKed: its memory
+  // may serve gradients afterwards). `host` has shape(v).count() elements.
   virtual void read(Value output, float* host) = 0;
 
   virtual std::span<const ParamId> ready_order() const = 0;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "tests/unit/engine/engine_support.h"
@@ -204,24 +205,59 @@ TEST(Plan, NamesAParameterThatTakesNoPart) {
   EXPECT_NE(ParameterStore::create(g, *kernels, wrong).error().message().find("nothing*"), std::string::npos);
 }
 
+// The first layers run forward only: they need their primitives and scratch all the same.
 TEST(Plan, FrozenLayersKeepTheirWeightsAndTheOthersTheirGradients) {
-  const ModelCase c = small_models()[1];
-  Trial all(c, make_reference_kernels());
-  const std::vector<std::string> frozen = {"fc1.*"};
-  auto kernels = make_reference_kernels();
-  auto store = ParameterStore::create(all.model.graph, *kernels, frozen).value();
-  initialise(c.config, *store, 3);
-  store->allocate_gradients();
-  auto plan = Plan::create(all.model.graph, *store, {}).value();
-  plan->load(all.model.input, all.input.data()).value();
-  plan->load(all.model.target, all.target_ids.data()).value();
-  plan->forward();
-  plan->backward({}, nullptr);
-  all.forward();
-  all.backward();
-  EXPECT_EQ((*store)[*store->find("fc1.weight")].gradient, nullptr);
-  EXPECT_EQ(store->read_gradient_f32(*store->find("fc2.weight")),
-            all.store->read_gradient_f32(*store->find("fc2.weight")));
+  struct Case {
+    std::size_t model;
+    const char* frozen;
+    const char* trained;
+  };
+  for (const Case& f : {Case{1, "fc1.*", "fc2.weight"}, Case{2, "layer[123].*", "layer4.1.conv2.weight"},
+                        Case{5, "transformer.h.0.*", "transformer.h.1.mlp.c_fc.weight"}}) {
+    const ModelCase c = small_models()[f.model];
+    for (bool reference : {true, false}) {
+      auto make = [&] { return reference ? make_reference_kernels() : make_cpu_kernels().value(); };
+      Trial all(c, make());
+      std::vector<std::string> frozen = {f.frozen};
+      if (f.model == 2) frozen.insert(frozen.end(), {"conv1.*", "bn1.*"});
+      auto kernels = make();
+      auto store = ParameterStore::create(all.model.graph, *kernels, frozen).value();
+      initialise(c.config, *store, 3);
+      store->allocate_gradients();
+      auto plan = Plan::create(all.model.graph, *store, {}).value();
+      const bool tokens = c.config.name == "gpt2";
+      plan->load(all.model.input, tokens ? static_cast<const void*>(all.input_ids.data()) : all.input.data()).value();
+      plan->load(all.model.target, all.target_ids.data()).value();
+      plan->forward({.seed = 5, .step = 2});
+      plan->backward({}, nullptr);
+      all.forward();
+      all.backward();
+      EXPECT_EQ(plan->loss(), all.plan->loss());
+      for (const Parameter& p : store->parameters()) EXPECT_EQ(p.gradient != nullptr, p.trainable) << p.name;
+      EXPECT_EQ(store->read_gradient_f32(*store->find(f.trained)),
+                all.store->read_gradient_f32(*all.store->find(f.trained)));
+    }
+  }
+}
+
+TEST_P(PlanOf, LossMayBeAskedForBeforeAndAfterBackward) {
+  Trial trial(GetParam(), make_cpu_kernels().value(), {.activation_checkpointing = true});
+  const double before = trial.forward();
+  EXPECT_TRUE(std::isfinite(before));
+  trial.backward();
+  EXPECT_EQ(trial.plan->loss(), before);
+}
+
+TEST(PlanDeathTest, RefusesCallsThatWouldReadForeignMemory) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  Trial trial(small_models()[1], make_reference_kernels());
+  std::vector<float> logits(static_cast<std::size_t>(trial.model.graph.shape(trial.model.logits).count()));
+  EXPECT_DEATH(trial.plan->backward({}, nullptr), "backward.. twice");
+  trial.forward();
+  trial.plan->read(trial.model.logits, logits.data());
+  trial.backward();
+  EXPECT_DEATH(trial.backward(), "backward.. twice");
+  EXPECT_DEATH(trial.plan->read(trial.model.logits, logits.data()), "after backward");
 }
 
 }  // namespace
