@@ -1,16 +1,18 @@
 // The f32 CPU backend: oneDNN for products and convolutions, the loops of cpu_loops.cc for all else. This file decides
-// who does which part: work is cut into pieces that do not depend on the number of threads, and partial sums are added
-// in the order of the pieces, so results are the same to the bit for any number of threads.
+// who does which part of the latter: work is cut into pieces that do not depend on the number of threads, and partial
+// sums are added in the order of the pieces, so their results are the same to the bit for any number of threads.
+// oneDNN cuts by the number of threads, which shows in the last bits of weight gradients.
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "worker/kernels/cpu_dnnl.h"
 #include "worker/kernels/cpu_loops.h"
+#include "worker/kernels/host_memory.h"
 #include "worker/kernels/kernels.h"
 #include "worker/kernels/low_precision.h"
 
@@ -48,13 +50,8 @@ class CpuKernels final : public Kernels {
   }
   DType activation_type() const override { return DType::f32; }
 
-  void* allocate(std::size_t size_bytes) override {
-    const std::size_t size = (std::max<std::size_t>(size_bytes, 1) + 63) / 64 * 64;
-    void* memory = std::aligned_alloc(64, size);
-    if (memory != nullptr) std::memset(memory, 0, size);
-    return memory;
-  }
-  void release(void* memory) override { std::free(memory); }
+  void* allocate(std::size_t size_bytes) override { return allocate_host(size_bytes); }
+  void release(void* memory) override { release_host(memory); }
   void copy_in(void* device, const void* host, std::size_t n) override { copy(device, host, n); }
   void copy_out(void* host, const void* device, std::size_t n) override { copy(host, device, n); }
   void synchronize() override {}
@@ -111,11 +108,7 @@ class CpuKernels final : public Kernels {
     });
     const double rows = static_cast<double>(s.rows);
     for (I c = 0; c < s.channels; ++c) {
-      double sum = 0, squares = 0;
-      for (I p = 0; p < kParts; ++p) {
-        sum += static_cast<double>(partial[2 * p * width + c]);
-        squares += static_cast<double>(partial[(2 * p + 1) * width + c]);
-      }
+      const auto [sum, squares] = add_parts(partial, width, c);
       const double m = sum / rows + static_cast<double>(shift[c]);
       const double total = std::max(0.0, squares - sum * sum / rows);  // of squared distances to the mean
       const double r = 1 / std::sqrt(total / rows + s.eps);
@@ -162,11 +155,7 @@ class CpuKernels final : public Kernels {
     });
     const double rows = static_cast<double>(s.rows);
     for (I c = 0; c < s.channels; ++c) {
-      double sum = 0, product = 0;
-      for (I p = 0; p < kParts; ++p) {
-        sum += static_cast<double>(partial[2 * p * width + c]);
-        product += static_cast<double>(partial[(2 * p + 1) * width + c]);
-      }
+      const auto [sum, product] = add_parts(partial, width, c);
       const double m = static_cast<double>(f(mean)[c]), r = static_cast<double>(f(rstd)[c]);
       const double g = static_cast<double>(f(gamma)[c]);
       const double slope = -g * r * r * r * product / rows;  // of x
@@ -502,6 +491,16 @@ class CpuKernels final : public Kernels {
   }
   static I kept_targets(const CrossEntropyDesc& s, const std::int32_t* targets) {
     return s.rows - std::count(targets, targets + s.rows, s.ignore_index);
+  }
+
+  // Column c of both sums that the parts of a batch norm left, part after part.
+  static std::pair<double, double> add_parts(const float* partial, I width, I c) {
+    double first = 0, second = 0;
+    for (I p = 0; p < kParts; ++p) {
+      first += static_cast<double>(partial[2 * p * width + c]);
+      second += static_cast<double>(partial[(2 * p + 1) * width + c]);
+    }
+    return {first, second};
   }
 
   // run(part, first row, rows) for all kParts parts, also empty ones.

@@ -412,7 +412,7 @@ void max_pool(I channels, I taps, const float* const* x, const std::uint8_t* tap
     const float* in = x[t];
     const std::uint8_t where = tap[t];
     for (I c = 0; c < channels; ++c) {
-      const bool more = in[c] > y[c];
+      const bool more = in[c] > y[c] || in[c] != in[c];  // nan wins, as in torch
       y[c] = more ? in[c] : y[c];
       index[c] = more ? where : index[c];
     }

@@ -92,8 +92,9 @@ struct GradientNorm {
 // Arithmetic of one device in one precision. All memory is this backend's; void* is memory of the activations' type T,
 // Master* of the master type S:
 //   reference: T = S = f64;  cpu: T = f32, bf16 or f16, S = f32;  cuda: as cpu.
-// Sums, norms, softmax and losses are computed in S (f64 for the scalar loss). Every method is deterministic: same
-// input, same bits, whatever the number of threads. Device backends queue and return; synchronize() waits.
+// Sums, norms, softmax and losses are computed in S (f64 for the scalar loss). Every method is repeatable: the same
+// input on the same machine with the same number of threads gives the same bits. On the CPU all but gemm and conv_* do
+// so for any number of threads. Device backends queue and return; synchronize() waits.
 // `accumulate`: add to the output instead of overwriting it. Null outputs of backward methods are not computed.
 // prepare(desc): at plan time; creates library primitives and returns the scratch bytes that the calls with this
 // description need. Calls with a prepared description allocate nothing.
@@ -182,7 +183,7 @@ class Kernels {
   virtual void attention_backward(const AttentionDesc& desc, const RandomKey& key, const void* dy, const void* qkv,
                                   const void* y, const Master* log_sum, void* dqkv, void* scratch) = 0;
 
-  // index: position of the maximum within the window (row-major, first wins a tie).
+  // index: position of the maximum within the window (row-major; the first wins a tie, nan wins over all).
   virtual void max_pool(const PoolDesc& desc, const void* x, void* y, std::uint8_t* index) = 0;
   virtual void max_pool_backward(const PoolDesc& desc, const void* dy, const std::uint8_t* index, void* dx,
                                  bool accumulate) = 0;

@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <numbers>
 #include <vector>
 
+#include "worker/kernels/host_memory.h"
 #include "worker/kernels/kernels.h"
 
 namespace ddprun::engine {
@@ -30,13 +30,8 @@ class Reference final : public Kernels {
   std::string description() const override { return "reference f64"; }
   DType activation_type() const override { return DType::f64; }
 
-  void* allocate(std::size_t size_bytes) override {
-    const std::size_t size = (std::max<std::size_t>(size_bytes, 1) + 63) / 64 * 64;
-    void* memory = std::aligned_alloc(64, size);
-    if (memory != nullptr) std::memset(memory, 0, size);
-    return memory;
-  }
-  void release(void* memory) override { std::free(memory); }
+  void* allocate(std::size_t size_bytes) override { return allocate_host(size_bytes); }
+  void release(void* memory) override { release_host(memory); }
   void copy_in(void* device, const void* host, std::size_t n) override { copy(device, host, n); }
   void copy_out(void* host, const void* device, std::size_t n) override { copy(host, device, n); }
   void synchronize() override {}
@@ -340,7 +335,7 @@ class Reference final : public Kernels {
       bool found = false;
       each_tap(s, oy, ox, [&](I iy, I ix, I tap) {
         const double v = d(x)[((n * s.h + iy) * s.w + ix) * s.c + c];
-        if (found && !(v > best)) return;
+        if (found && !(v > best) && !std::isnan(v)) return;
         found = true;
         best = v;
         where = static_cast<std::uint8_t>(tap);

@@ -424,6 +424,36 @@ TEST_P(KernelParity, MaxPoolGivesATieToTheFirst) {
   EXPECT_EQ(where, 0);
 }
 
+// As torch has it: nan wins wherever it stands in the window, the last one of several.
+TEST_P(KernelParity, MaxPoolPassesNanOn) {
+  const PoolDesc s{.n = 1, .h = 2, .w = 2, .c = 5, .kernel = 2, .stride = 2, .padding = 0};
+  // Columns are channels, rows the four taps.
+  const double values[4][5] = {{NAN, 1, 1, 1, NAN}, {2, NAN, 2, 2, 2}, {3, 3, NAN, 3, NAN}, {4, 4, 4, NAN, 4}};
+  int next = 0;
+  Twin x(*k_, *r_, 20, Twin::activation, [&] {
+    const int i = next++;
+    return values[i / 5][i % 5];
+  });
+  auto y = activations(5);
+  void* index_k = memory(*k_, 5);
+  void* index_r = memory(*r_, 5);
+  k_->max_pool(s, x.k(), y->k(), static_cast<std::uint8_t*>(index_k));
+  r_->max_pool(s, x.r(), y->r(), static_cast<std::uint8_t*>(index_r));
+  std::uint8_t where_k[5], where_r[5];
+  k_->copy_out(where_k, index_k, 5);
+  r_->copy_out(where_r, index_r, 5);
+  for (int c = 0; c < 5; ++c) {
+    const int expected = c == 4 ? 2 : c;
+    EXPECT_EQ(where_k[c], expected) << c;
+    EXPECT_EQ(where_r[c], expected) << c;
+  }
+  float* widened = static_cast<float*>(memory(*k_, 20));
+  k_->to_f32(widened, y->k(), 5);
+  float out[5];
+  k_->copy_out(out, widened, 20);
+  for (float v : out) EXPECT_TRUE(std::isnan(v));
+}
+
 TEST_P(KernelParity, CrossEntropy) {
   for (const auto& [rows, classes] : std::vector<std::pair<I, I>>{{1, 2}, {17, 31}, {130, 65}, {40, 1000}}) {
     for (double smoothing : {0.0, 0.1}) {
