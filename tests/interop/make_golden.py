@@ -107,6 +107,11 @@ def main():
                                                         "fc.bias")}
     torch.manual_seed(3)
     some.update({f"mlp.{k}": v.flatten()[-40:].clone() for k, v in Mlp(12, 16, 8, 5).state_dict().items()})
+    # 5 x 3 numbers are drawn one by one, 21 x 3 leave a rest after groups of 16.
+    from transformers import GPT2Config, GPT2LMHeadModel
+    torch.manual_seed(3)
+    state = GPT2LMHeadModel(GPT2Config(vocab_size=21, n_positions=5, n_embd=3, n_layer=2, n_head=1)).state_dict()
+    some.update({f"gpt2.{k}": v.clone() for k, v in state.items() if k != "lm_head.weight"})
     save_file(some, OUT / "initial_weights.safetensors", {"torch": torch.__version__, "seed": "3"})
 
 

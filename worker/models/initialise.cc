@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,16 +29,18 @@ class Initialiser {
     if (has(name + ".bias")) uniform(parameter(name + ".bias"), 1.0 / std::sqrt(fan_in));
   }
   void uniform(const Parameter& p, double bound) {
-    std::vector<float> values(p.count());
+    const std::span<float> values = space(p.count());
     generator_.uniform(values, -bound, bound);
     store_.write_f32(p.id, values);
   }
   void normal(const std::string& name, double std) {
     const Parameter& p = parameter(name);
-    std::vector<float> values(p.count());
+    const std::span<float> values = space(p.count());
     generator_.normal(values, 0, std);
     store_.write_f32(p.id, values);
   }
+  // Moves past the numbers that normal(name) would draw.
+  void skip_normal(const std::string& name) { generator_.skip_normal(parameter(name).count()); }
   void kaiming_normal_fan_out(const std::string& name) {
     const Parameter& p = parameter(name);
     const double fan_out = static_cast<double>(p.shape.count() / p.shape[1]);
@@ -49,11 +52,16 @@ class Initialiser {
       store_.write(p.id, &zero);
       return;
     }
-    const std::vector<float> values(p.count(), value);
+    const std::span<float> values = space(p.count());
+    std::fill(values.begin(), values.end(), value);
     store_.write_f32(p.id, values);
   }
 
  private:
+  std::span<float> space(std::size_t count) {
+    if (values_.size() < count) values_.resize(count);
+    return std::span(values_).first(count);
+  }
   const Parameter& parameter(const std::string& name) const {
     const auto id = store_.find(name);
     CHECK(id.has_value(), "initialise(): the store is of another model");
@@ -62,9 +70,8 @@ class Initialiser {
 
   ParameterStore& store_;
   Generator generator_;
+  std::vector<float> values_;  // of the tensor in work
 };
-
-bool ends_with(const std::string& text, const char* end) { return text.ends_with(end); }
 
 void initialise_resnet(const ModelConfig& config, Initialiser& init) {
   // Construction: a block's downsample convolution is made before the block itself. modules() walks in definition
@@ -89,16 +96,28 @@ void initialise_resnet(const ModelConfig& config, Initialiser& init) {
   for (const std::string& name : walked) init.kaiming_normal_fan_out(name + ".weight");
 }
 
+// Hugging Face's constructor draws everything, then draws everything again by its own rules, and the projections into
+// the residual stream a third time. Only the last numbers stay.
 void initialise_gpt2(const ModelConfig& config, Initialiser& init) {
   const double narrow = 0.02 / std::sqrt(2.0 * static_cast<double>(config.layers));
-  init.normal("transformer.wte.weight", 0.02);
-  init.normal("transformer.wpe.weight", 0.02);
+  const char* const matrices[] = {".attn.c_attn.weight", ".attn.c_proj.weight", ".mlp.c_fc.weight",
+                                  ".mlp.c_proj.weight"};
+  auto layer_name = [](std::int64_t layer) { return "transformer.h." + std::to_string(layer); };
+  const std::string tokens = "transformer.wte.weight", positions = "transformer.wpe.weight";
+  init.skip_normal(tokens);
+  init.skip_normal(positions);
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
-    const std::string name = "transformer.h." + std::to_string(layer);
-    init.normal(name + ".attn.c_attn.weight", 0.02);
-    init.normal(name + ".attn.c_proj.weight", narrow);
-    init.normal(name + ".mlp.c_fc.weight", 0.02);
-    init.normal(name + ".mlp.c_proj.weight", narrow);
+    for (const char* matrix : matrices) init.skip_normal(layer_name(layer) + matrix);
+  }
+  init.normal(tokens, 0.02);
+  init.normal(positions, 0.02);
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    for (const char* matrix : matrices) {
+      const std::string name = layer_name(layer) + matrix;
+      const bool into_residual = name.ends_with(".c_proj.weight");
+      if (into_residual) init.skip_normal(name);
+      init.normal(name, into_residual ? narrow : 0.02);
+    }
   }
 }
 
@@ -107,8 +126,9 @@ void initialise_gpt2(const ModelConfig& config, Initialiser& init) {
 void initialise(const ModelConfig& config, ParameterStore& store, std::uint64_t seed) {
   Initialiser init(store, seed);
   for (const Parameter& p : store.parameters()) {
+    if (config.init == Init::standard && p.shape.rank() >= 2) continue;  // all of these are drawn below
     // Norms are the only vectors called weight; running_var is their other 1.
-    const bool one = (p.shape.rank() == 1 && ends_with(p.name, ".weight")) || ends_with(p.name, ".running_var");
+    const bool one = (p.shape.rank() == 1 && p.name.ends_with(".weight")) || p.name.ends_with(".running_var");
     init.fill(p, one ? 1.0f : 0.0f);
   }
   if (config.init == Init::zeros) return;

@@ -55,9 +55,9 @@ struct Model {
 // Errors: invalid_argument naming the field that does not fit.
 Result<Model> build_model(const ModelConfig& config, const LossConfig& loss, std::int64_t batch_size);
 
-// Sets every parameter and buffer as the same model in PyTorch has it after torch.manual_seed(seed) and construction:
-// torch.nn defaults for linear and mlp (equal to the bit), torchvision's for resnet and GPT-2's N(0, 0.02) (within 2e-6
-// standard deviations). Init::zeros: all parameters 0, norms 1.
+// Sets every parameter and buffer as the same model in PyTorch has it after torch.manual_seed(seed) and construction,
+// to the bit (see Generator): torch.nn defaults for linear and mlp, torchvision's for resnet, Hugging Face's
+// GPT2LMHeadModel for gpt2. Init::zeros: all parameters 0, norms 1.
 void initialise(const ModelConfig& config, ParameterStore& store, std::uint64_t seed);
 
 }  // namespace ddprun::engine

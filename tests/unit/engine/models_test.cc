@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
 
 #include "tests/unit/engine/engine_support.h"
 #include "worker/engine/rng.h"
@@ -61,6 +62,21 @@ TEST(Generator, DrawsTorchsNumbers) {
   Generator g(5);
   for (std::uint64_t expected : {0x38d48b630e2048ceULL, 0x5ee84fefd4d1e6bdULL, 0x34eb8be65d1ddc76ULL}) {
     EXPECT_EQ(g.draw64() & ~(1ULL << 63), expected);
+  }
+}
+
+TEST(MersenneTwister, IsTheStandardLibrarys) {
+  for (std::uint32_t seed : {0u, 1u, 5489u, 0xffffffffu}) {
+    std::mt19937 expected(seed);
+    MersenneTwister ours(seed);
+    for (int i = 0; i < 1500; ++i) ASSERT_EQ(ours.next(), expected()) << i;
+    for (std::size_t skip : {std::size_t{0}, std::size_t{1}, std::size_t{371}, std::size_t{624}, std::size_t{5000}}) {
+      ours.discard(skip);
+      expected.discard(skip);
+      std::vector<float> values(1 + skip % 1000);
+      ours.fill(values);
+      for (float v : values) ASSERT_EQ(v, static_cast<float>(expected() & 0xFFFFFF) * 0x1p-24f);
+    }
   }
 }
 
