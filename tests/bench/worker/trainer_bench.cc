@@ -117,6 +117,7 @@ int run(int argc, char** argv) {
   const std::function<void(engine::ParamId)> on_ready = [&](engine::ParamId p) { reducer->mark_ready(p.index); };
   std::vector<double> times, waits, cpu;  // cpu: seconds of all threads, what a busy machine does not change
   double first = 0, loss = 0;
+  const double ready = process_age(), ready_cpu = cpu_seconds();
   const auto start = Clock::now();
   for (std::int64_t step = 0;; ++step) {
     const auto begin = Clock::now();
@@ -152,11 +153,11 @@ int run(int argc, char** argv) {
   std::printf(
       "{\"who\": \"ddprun\", \"model\": \"%s\", \"ranks\": %d, \"steps\": %zu, \"best_ms\": %.3f, \"median_ms\": %.3f, "
       "\"samples_per_s_best\": %.1f, \"samples_per_s_median\": %.1f, \"cpu_ms\": %.3f, \"wait_ms\": %.3f, "
-      "\"first_step_s\": %.3f, "
+      "\"ready_s\": %.3f, \"ready_cpu_s\": %.3f, \"first_step_s\": %.3f, "
       "\"peak_mb\": %.1f, \"activation_mb\": %.1f, \"unplanned_mb\": %.1f, \"loss\": %.6f, \"kernels\": \"%s\"}\n",
       name.c_str(), communicator->world_size(), times.size(), times.front() * 1e3, times[times.size() / 2] * 1e3,
       samples / times.front(), samples / times[times.size() / 2], cpu[cpu.size() / 2] * 1e3,
-      waits[waits.size() / 2] * 1e3, first, static_cast<double>(usage.ru_maxrss) / 1024,
+      waits[waits.size() / 2] * 1e3, ready, ready_cpu, first, static_cast<double>(usage.ru_maxrss) / 1024,
       static_cast<double>(plan->memory().activation_bytes) / 1048576,
       static_cast<double>(plan->memory().unplanned_bytes) / 1048576, loss, kernels->description().c_str());
   return 0;

@@ -62,6 +62,14 @@ def build(name):
     return model, lambda n: torch.randn(n, 3, size, size).to(memory_format=torch.channels_last), classes, ()
 
 
+def process_age():
+    """Seconds since this process began (field 22 of its stat)."""
+    with open("/proc/self/stat") as f:
+        started = int(f.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
+    with open("/proc/uptime") as f:
+        return float(f.read().split()[0]) - started
+
+
 def main():
     name, batch, budget = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
@@ -77,6 +85,7 @@ def main():
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     x, y = make_input(batch), torch.randint(classes, (batch, *extra))
     times, cpu, first = [], [], None
+    ready, ready_cpu = process_age(), time.process_time()
     start = time.perf_counter()
     while True:
         begin, used = time.perf_counter(), time.process_time()
@@ -88,10 +97,7 @@ def main():
         times.append(time.perf_counter() - begin)
         cpu.append(time.process_time() - used)
         if first is None:
-            with open("/proc/self/stat") as f:
-                started = int(f.read().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
-            with open("/proc/uptime") as f:
-                first = float(f.read().split()[0]) - started
+            first = process_age()
         stop = torch.tensor(1 if time.perf_counter() - start > budget and len(times) > 3 else 0)
         if world > 1:
             torch.distributed.broadcast(stop, 0)
@@ -106,7 +112,8 @@ def main():
                           "best_ms": times[0] * 1e3, "median_ms": times[len(times) // 2] * 1e3,
                           "samples_per_s_best": samples / times[0],
                           "samples_per_s_median": samples / times[len(times) // 2],
-                          "cpu_ms": cpu[len(cpu) // 2] * 1e3, "first_step_s": first, "loss": value,
+                          "cpu_ms": cpu[len(cpu) // 2] * 1e3, "ready_s": ready,
+                          "ready_cpu_s": ready_cpu, "first_step_s": first, "loss": value,
                           "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                           "kernels": f"torch {torch.__version__}, {threads} threads"}))
     if world > 1:
