@@ -44,7 +44,7 @@ struct TrainConfig {
   std::uint64_t seed = 0;
   std::int64_t accumulate = 1;
   bool activation_checkpointing = false;
-  bool deterministic = true;  // changes nothing: all kernels are
+  bool deterministic = true;  // changes nothing: all kernels are, for the same number of ranks and threads
   OnNan on_nan = OnNan::stop;
   std::int64_t memory_limit_mb = 0;  // 0: none
   std::chrono::milliseconds step_delay{0};
@@ -59,8 +59,6 @@ struct DdpConfig {
   std::string backend = "auto";
   std::chrono::milliseconds timeout{30'000};
 };
-
-enum class LossScaling : std::uint8_t { automatic, on, off };
 
 struct PrecisionConfig {
   engine::DType dtype = engine::DType::f32;
