@@ -64,7 +64,8 @@ class TrainLoop {
   void say_start();
   Result<void> run_epoch(bool& stopped);
   Result<StepResult> step(std::int64_t samples_left);
-  Result<void> micro_batch(double weight, bool last, double& loss_sum, std::int64_t& samples);
+  Result<void> micro_batch(double weight, bool last, std::int64_t& samples);
+  double collect_losses();
   Result<void> take_part_without_work(bool buffers_sent);
   Error everywhere(const std::string& message);
   Result<void> bad_loss(double own_loss);
@@ -94,6 +95,11 @@ class TrainLoop {
   std::optional<LineFile> metrics_, indices_;
   std::optional<TensorBoardWriter> tensorboard_;
   std::string used_;  // index lines of the step in work
+  struct MicroLoss {
+    engine::Kernels::PendingRead mean;
+    std::int64_t samples;
+  };
+  std::vector<MicroLoss> losses_;  // of the step in work; read at its end
   double validation_accuracy_ = -1;
   EvalCounts validation_;
   std::int64_t validated_at_ = -1;
@@ -195,7 +201,15 @@ Result<void> TrainLoop::run_epoch(bool& stopped) {
   return left == 0 ? end_epoch() : Result<void>();
 }
 
-Result<void> TrainLoop::micro_batch(double weight, bool last, double& loss_sum, std::int64_t& samples) {
+// Sum over this step's samples. On a GPU this is the step's wait for its forward passes.
+double TrainLoop::collect_losses() {
+  double sum = 0;
+  for (const MicroLoss& loss : losses_) sum += s_.kernels->finish_read(loss.mean) * static_cast<double>(loss.samples);
+  losses_.clear();
+  return sum;
+}
+
+Result<void> TrainLoop::micro_batch(double weight, bool last, std::int64_t& samples) {
   auto batch = s_.train_loader->next();
   if (!batch) return std::move(batch).error();
   CHECK(*batch != nullptr, "the loader has as many batches as the loop asks for");
@@ -215,7 +229,7 @@ Result<void> TrainLoop::micro_batch(double weight, bool last, double& loss_sum, 
   key.step = static_cast<std::uint64_t>(s_.state.step);
   key.stream = static_cast<std::uint32_t>(samples / batch_ * s_.world_size() + s_.rank());
   plan.forward(key);
-  loss_sum += plan.loss() * static_cast<double>(b.size);  // backward may reuse its memory
+  losses_.push_back({plan.loss_later(), b.size});
   engine::BackwardOptions options;
   options.loss_scale = weight * s_.scaler.scale();
   s_.reducer->begin(last ? ddp::Sync::now : ddp::Sync::later);
@@ -244,9 +258,9 @@ Result<void> TrainLoop::take_part_without_work(bool buffers_sent) {
 
 Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   const std::int64_t planned = std::min(samples_left, samples_per_step());
-  double loss_sum = 0;
   std::int64_t samples = 0;
   used_.clear();
+  losses_.clear();
   Result<void> mine;
   bool reduced = false;  // this step's gradients have been exchanged
   bool buffers_sent = s_.config.ddp.sync_buffers != SyncBuffers::step;
@@ -258,12 +272,13 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
       if (!sent) return std::move(sent).error();
       buffers_sent = true;
     }
-    mine = micro_batch(static_cast<double>(size) / static_cast<double>(planned), last, loss_sum, samples);
+    mine = micro_batch(static_cast<double>(size) / static_cast<double>(planned), last, samples);
     if (!mine) break;
     auto report = s_.reducer->finish();
     if (!report) return std::move(report).error();
     reduced = last;
   }
+  const double loss_sum = collect_losses();
   if (mine) mine = s_.kernels->status();  // a GPU's queued calls fail here
   if (!mine && (mine.error().code() == Errc::peer_closed || mine.error().code() == Errc::cancelled)) {
     return std::move(mine).error();  // the communicator is gone: nothing to take part in

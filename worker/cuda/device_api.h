@@ -4,7 +4,8 @@
 #include <string>
 
 // Thin seam over the CUDA runtime: exactly the calls that our host logic makes, with CUDA's own status numbers. The
-// real one lives in libddprun_cuda.so; a fake records the order of calls and fails on command in tests.
+// real one lives in libddprun_cuda.so; a fake records the order of calls and fails on command in tests. No call here
+// waits for the device: events are polled.
 namespace ddprun::cuda {
 
 using StreamHandle = void*;
@@ -29,13 +30,11 @@ class DeviceApi {
   virtual int memcpy_async(void* out, const void* in, std::size_t size_bytes, StreamHandle stream) = 0;
   virtual int create_stream(StreamHandle* stream, bool high_priority) = 0;
   virtual int destroy_stream(StreamHandle stream) = 0;
-  virtual int stream_synchronize(StreamHandle stream) = 0;
   virtual int create_event(EventHandle* event) = 0;
   virtual int destroy_event(EventHandle event) = 0;
   virtual int record_event(EventHandle event, StreamHandle stream) = 0;
   virtual int wait_event(StreamHandle stream, EventHandle event) = 0;
   virtual int query_event(EventHandle event) = 0;  // kSuccess or kNotReady
-  virtual int synchronize_event(EventHandle event) = 0;
   // Device that owns the memory; -1 for host memory.
   virtual int pointer_device(const void* memory, int* device) = 0;
   virtual int last_launch_error() = 0;  // and clears it

@@ -34,9 +34,6 @@ class RealDeviceApi final : public DeviceApi {
     return status;
   }
   int destroy_stream(StreamHandle stream) override { return cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
-  int stream_synchronize(StreamHandle stream) override {
-    return cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
-  }
   int create_event(EventHandle* event) override {
     cudaEvent_t created = nullptr;
     const cudaError_t status = cudaEventCreateWithFlags(&created, cudaEventDisableTiming);
@@ -51,7 +48,6 @@ class RealDeviceApi final : public DeviceApi {
     return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
   }
   int query_event(EventHandle event) override { return cudaEventQuery(static_cast<cudaEvent_t>(event)); }
-  int synchronize_event(EventHandle event) override { return cudaEventSynchronize(static_cast<cudaEvent_t>(event)); }
   int pointer_device(const void* memory, int* device) override {
     cudaPointerAttributes attributes{};
     const cudaError_t status = cudaPointerGetAttributes(&attributes, memory);

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
-#include <vector>
+
+#include "common/clock.h"
 
 namespace ddprun::cuda {
 namespace {
@@ -24,6 +26,12 @@ std::string_view remedy(std::string_view text) {
   if (has("unspecified launch failure") || has("fallen off the bus")) return "look for Xid lines in dmesg";
   return "";
 }
+
+// A slot's size: a batch of 64 MB is two pieces. What is uploaded once (weights) must not leave slots of its size.
+constexpr std::size_t kPieceBytes = std::size_t{32} << 20;
+constexpr std::size_t kDownloadBytes = std::size_t{4} << 20;
+constexpr std::size_t kLettersAtOnce = 64;
+constexpr std::chrono::milliseconds kLastPatience{5'000};  // before memory is given back
 
 std::string gibibytes(std::size_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30)); }
 
@@ -61,6 +69,7 @@ Result<void> DeviceContext::create_streams() {
   ok("cudaStreamCreateWithPriority", api_.create_stream(&copy_, false));
   // Collectives are short and everybody waits for them.
   ok("cudaStreamCreateWithPriority", api_.create_stream(&communication_, true));
+  ok("cudaEventCreateWithFlags", api_.create_event(&reached_));
   for (Slot& slot : slots_) {
     ok("cudaEventCreateWithFlags", api_.create_event(&slot.arrived));
     ok("cudaEventCreateWithFlags", api_.create_event(&slot.taken));
@@ -69,15 +78,24 @@ Result<void> DeviceContext::create_streams() {
 }
 
 DeviceContext::~DeviceContext() {
-  if (compute_) api_.stream_synchronize(compute_);
-  if (copy_) api_.stream_synchronize(copy_);
+  // Work that is queued may still use the memory. After a failure or on a device that hangs nothing can be waited for.
+  patience_ = std::min(patience_, kLastPatience);
+  if (status_ && reached_) {
+    if (copy_) ok("cudaEventRecord", api_.record_event(reached_, copy_)) && wait(reached_, "the last copies");
+    if (compute_) wait_for_compute("the last kernels");
+  }
   for (Slot& slot : slots_) {
     if (slot.pinned) api_.free_host(slot.pinned);
-    if (slot.staged) api_.free(slot.staged);
     if (slot.arrived) api_.destroy_event(slot.arrived);
     if (slot.taken) api_.destroy_event(slot.taken);
   }
-  for (const auto& [memory, allocation] : allocations_) api_.free(memory);
+  if (download_) api_.free_host(download_);
+  for (std::size_t i = 0; i < letters_.size(); ++i) {
+    if (i % kLettersAtOnce == 0) api_.free_host(letters_[i].pinned);
+    api_.destroy_event(letters_[i].arrived);
+  }
+  if (reached_) api_.destroy_event(reached_);
+  for (const auto& [memory, allocation] : allocations_) api_.free(memory);  // slots' too
   for (StreamHandle stream : {compute_, copy_, communication_}) {
     if (stream) api_.destroy_stream(stream);
   }
@@ -97,7 +115,33 @@ bool DeviceContext::ok(std::string_view call, int status) {
 
 void DeviceContext::note_launches(std::string_view what) { ok(what, api_.last_launch_error()); }
 
-void* DeviceContext::allocate(std::size_t size_bytes, std::string_view purpose) {
+bool DeviceContext::wait(EventHandle event, std::string_view what) {
+  const TimePoint deadline = SteadyClock::now() + patience_;
+  std::chrono::microseconds pause{10};
+  for (int turn = 0;; ++turn) {
+    const int status = api_.query_event(event);
+    if (status == DeviceApi::kSuccess) return true;
+    if (status != DeviceApi::kNotReady) return ok("cudaEventQuery", status);
+    if (SteadyClock::now() >= deadline) break;
+    if (turn < 1000) continue;  // some hundred microseconds: short kernels are seen at once
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, std::chrono::microseconds(500));
+  }
+  if (status_) {
+    status_ = Error(Errc::timed_out,
+                    fmt::format("rank {}: device {} did not get to {} within {} s: a kernel, the GPU or its driver "
+                                "hangs; look at nvidia-smi and at dmesg (Xid)",
+                                rank_, device_, what, std::chrono::duration<double>(patience_).count()));
+  }
+  return false;
+}
+
+bool DeviceContext::wait_for_compute(std::string_view what) {
+  if (!ok("cudaEventRecord", api_.record_event(reached_, compute_))) return false;
+  return wait(reached_, what);
+}
+
+void* DeviceContext::take(std::size_t size_bytes, std::string_view purpose) {
   if (!status_) return nullptr;
   void* memory = nullptr;
   const int status = api_.malloc(&memory, std::max<std::size_t>(size_bytes, 1));
@@ -120,7 +164,19 @@ void* DeviceContext::allocate(std::size_t size_bytes, std::string_view purpose) 
   if (!ok("cudaMalloc", status)) return nullptr;
   allocations_[memory] = Allocation{size_bytes, std::string(purpose)};
   allocated_ += size_bytes;
-  zero(memory, size_bytes);
+  return memory;
+}
+
+void* DeviceContext::take_pinned(std::size_t size_bytes) {
+  void* memory = nullptr;
+  if (!status_ || !ok("cudaMallocHost", api_.malloc_host(&memory, size_bytes))) return nullptr;
+  pinned_ += size_bytes;
+  return memory;
+}
+
+void* DeviceContext::allocate(std::size_t size_bytes, std::string_view purpose) {
+  void* memory = take(size_bytes, purpose);
+  if (memory) zero(memory, size_bytes);
   return memory;
 }
 
@@ -133,38 +189,77 @@ void DeviceContext::release(void* memory) {
 }
 
 bool DeviceContext::grow(Slot& slot, std::size_t size_bytes) {
+  // What the slot holds must have been taken before its memory is written again, or goes.
+  if (slot.used && !wait(slot.taken, "the kernels that take an earlier batch")) return false;
   if (slot.size >= size_bytes) return true;
-  if (slot.used && !ok("cudaEventSynchronize", api_.synchronize_event(slot.taken))) return false;
-  if (slot.pinned) api_.free_host(slot.pinned);
-  if (slot.staged) api_.free(slot.staged);
-  slot.pinned = slot.staged = nullptr;
+  if (slot.pinned) {
+    ok("cudaFreeHost", api_.free_host(slot.pinned));
+    pinned_ -= slot.size;
+  }
+  if (slot.staged) release(slot.staged);
   slot.size = 0;
-  if (!ok("cudaMallocHost", api_.malloc_host(&slot.pinned, size_bytes))) return false;
-  if (!ok("cudaMalloc", api_.malloc(&slot.staged, size_bytes))) return false;
+  slot.staged = nullptr;
+  slot.pinned = take_pinned(size_bytes);
+  if (!slot.pinned) return false;
   slot.size = size_bytes;
-  return true;
+  slot.staged = take(size_bytes, "batches on their way");
+  return slot.staged != nullptr;
 }
 
 void DeviceContext::upload(void* device_memory, const void* host, std::size_t size_bytes) {
-  if (!status_ || size_bytes == 0) return;
+  for (std::size_t at = 0; at < size_bytes && status_; at += kPieceBytes) {
+    upload_piece(static_cast<char*>(device_memory) + at, static_cast<const char*>(host) + at,
+                 std::min(kPieceBytes, size_bytes - at));
+  }
+}
+
+void DeviceContext::upload_piece(char* device_memory, const char* host, std::size_t size_bytes) {
   Slot& slot = slots_[next_slot_];
   next_slot_ = (next_slot_ + 1) % slots_.size();
   if (!grow(slot, size_bytes)) return;
-  // The slot's last batch must have been taken before its memory is written again.
-  if (slot.used && !ok("cudaEventSynchronize", api_.synchronize_event(slot.taken))) return;
   std::memcpy(slot.pinned, host, size_bytes);
-  ok("cudaMemcpyAsync", api_.memcpy_async(slot.staged, slot.pinned, size_bytes, copy_));
-  ok("cudaEventRecord", api_.record_event(slot.arrived, copy_));
-  ok("cudaStreamWaitEvent", api_.wait_event(compute_, slot.arrived));
-  ok("cudaMemcpyAsync", api_.memcpy_async(device_memory, slot.staged, size_bytes, compute_));
-  ok("cudaEventRecord", api_.record_event(slot.taken, compute_));
-  slot.used = true;
+  slot.used = ok("cudaMemcpyAsync", api_.memcpy_async(slot.staged, slot.pinned, size_bytes, copy_)) &&
+              ok("cudaEventRecord", api_.record_event(slot.arrived, copy_)) &&
+              ok("cudaStreamWaitEvent", api_.wait_event(compute_, slot.arrived)) &&
+              ok("cudaMemcpyAsync", api_.memcpy_async(device_memory, slot.staged, size_bytes, compute_)) &&
+              ok("cudaEventRecord", api_.record_event(slot.taken, compute_));
 }
 
 void DeviceContext::download(void* host, const void* device_memory, std::size_t size_bytes) {
-  if (!status_) return;
-  ok("cudaMemcpyAsync", api_.memcpy_async(host, device_memory, size_bytes, compute_));
-  ok("cudaStreamSynchronize", api_.stream_synchronize(compute_));
+  if (size_bytes > 0 && !download_) download_ = static_cast<std::byte*>(take_pinned(kDownloadBytes));
+  // Through memory of ours: after a wait that failed, a copy may still come.
+  for (std::size_t at = 0; at < size_bytes && status_; at += kDownloadBytes) {
+    const std::size_t piece = std::min(kDownloadBytes, size_bytes - at);
+    const auto* from = static_cast<const char*>(device_memory) + at;
+    if (!ok("cudaMemcpyAsync", api_.memcpy_async(download_, from, piece, compute_))) return;
+    if (!wait_for_compute("a copy to the host")) return;
+    std::memcpy(static_cast<char*>(host) + at, download_, piece);
+  }
+}
+
+DeviceContext::Ticket DeviceContext::send(const double* device_value) {
+  if (!status_) return 0;
+  if (free_letters_.empty()) {
+    auto* pinned = static_cast<double*>(take_pinned(kLettersAtOnce * sizeof(double)));
+    if (!pinned) return 0;
+    for (std::size_t i = kLettersAtOnce; i-- > 0;) free_letters_.push_back(letters_.size() + i);
+    for (std::size_t i = 0; i < kLettersAtOnce; ++i) {
+      letters_.push_back({pinned + i, nullptr});
+      ok("cudaEventCreateWithFlags", api_.create_event(&letters_.back().arrived));
+    }
+    if (!status_) return 0;
+  }
+  const Ticket ticket = free_letters_.back();
+  free_letters_.pop_back();
+  ok("cudaMemcpyAsync", api_.memcpy_async(letters_[ticket].pinned, device_value, sizeof(double), compute_));
+  ok("cudaEventRecord", api_.record_event(letters_[ticket].arrived, compute_));
+  return ticket;
+}
+
+double DeviceContext::receive(Ticket ticket) {
+  if (!status_ || !wait(letters_[ticket].arrived, "a value that was sent to the host")) return 0;
+  free_letters_.push_back(ticket);
+  return *letters_[ticket].pinned;
 }
 
 void DeviceContext::copy_on_compute(void* out, const void* in, std::size_t size_bytes) {
@@ -177,7 +272,9 @@ void DeviceContext::zero(void* memory, std::size_t size_bytes) {
   ok("cudaMemsetAsync", api_.memset_async(memory, 0, size_bytes, compute_));
 }
 
-void DeviceContext::synchronize() { ok("cudaStreamSynchronize", api_.stream_synchronize(compute_)); }
+void DeviceContext::synchronize() {
+  if (status_) wait_for_compute("the end of the kernels");
+}
 
 Result<void> DeviceContext::check_on_device(const void* memory, std::string_view what) {
   int owner = -1;

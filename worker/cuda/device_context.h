@@ -1,11 +1,13 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/result.h"
 #include "worker/cuda/device_api.h"
@@ -20,9 +22,13 @@ std::string describe_failure(int rank, std::string_view library, std::string_vie
 //   compute        kernels
 //   copy           host-to-device batches, one ahead of the kernels
 //   communication  collectives (see the NCCL communicator)
-// Calls after a failure do nothing; status() tells the first one. Thread: the main thread.
+// Calls after a failure do nothing; status() tells the first one. No wait is without a deadline: events are polled, and
+// a device that does not get there in time is an error that names what was waited for. Thread: the main thread.
 class DeviceContext {
  public:
+  // A host copy under way, see send().
+  using Ticket = std::size_t;
+
   // Errors: invalid_argument when local_rank is not below the device count (both numbers are named); system with
   // describe_failure()'s sentence.
   static Result<std::unique_ptr<DeviceContext>> open(DeviceApi& api, int rank, int local_rank);
@@ -37,20 +43,28 @@ class DeviceContext {
   StreamHandle communication() const { return communication_; }
   DeviceApi& api() { return api_; }
 
+  // Of every wait below. A step of the largest models takes seconds: more than that is a device that hangs.
+  void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
+
   // Zeroed on the compute stream. Null when there is not enough: status() then says how much was wanted for what, what
   // is held and by whom, and the remedies.
   void* allocate(std::size_t size_bytes, std::string_view purpose);
   void release(void* memory);
-  std::size_t allocated_bytes() const { return allocated_; }
+  std::size_t allocated_bytes() const { return allocated_; }  // device memory, the slots of upload() included
+  std::size_t pinned_bytes() const { return pinned_; }        // page-locked host memory
 
   // Returns as soon as `host` has been read: into page-locked memory, to the device on the copy stream, then into place
   // on the compute stream, so that a batch travels while the previous step's kernels still run.
   void upload(void* device_memory, const void* host, std::size_t size_bytes);
-  // Waits for the compute stream, then copies.
+  // Behind the kernels so far; waits. `host` is not written after a failure.
   void download(void* host, const void* device_memory, std::size_t size_bytes);
+  // Queues the copy of one value to the host behind the kernels so far and returns; receive() waits for that copy
+  // alone. Each ticket is received once. 0 after a failure.
+  Ticket send(const double* device_value);
+  double receive(Ticket ticket);
   void copy_on_compute(void* out, const void* in, std::size_t size_bytes);
   void zero(void* memory, std::size_t size_bytes);
-  void synchronize();
+  void synchronize();  // with the compute stream
 
   // Error if `memory` lies on another device than this context's, naming both and `what`.
   Result<void> check_on_device(const void* memory, std::string_view what);
@@ -62,7 +76,7 @@ class DeviceContext {
   const Result<void>& status() const { return status_; }
 
  private:
-  // A batch on its way: page-locked and device memory, and when the kernels have taken it.
+  // A piece of a batch on its way: page-locked and device memory, and when the kernels have taken it.
   struct Slot {
     void* pinned = nullptr;
     void* staged = nullptr;
@@ -71,11 +85,21 @@ class DeviceContext {
     EventHandle taken = nullptr;
     bool used = false;
   };
+  // A value on its way to the host.
+  struct Letter {
+    double* pinned = nullptr;
+    EventHandle arrived = nullptr;
+  };
 
   DeviceContext(DeviceApi& api, int rank, int device) : api_(api), rank_(rank), device_(device) {}
   Result<void> create_streams();
   bool ok(std::string_view call, int status);
+  void* take(std::size_t size_bytes, std::string_view purpose);
+  void* take_pinned(std::size_t size_bytes);
   bool grow(Slot& slot, std::size_t size_bytes);
+  void upload_piece(char* device_memory, const char* host, std::size_t size_bytes);
+  bool wait(EventHandle event, std::string_view what);
+  bool wait_for_compute(std::string_view what);
 
   DeviceApi& api_;
   int rank_;
@@ -83,9 +107,14 @@ class DeviceContext {
   StreamHandle compute_ = nullptr;
   StreamHandle copy_ = nullptr;
   StreamHandle communication_ = nullptr;
-  std::array<Slot, 4> slots_;
+  std::chrono::milliseconds patience_{300'000};
+  EventHandle reached_ = nullptr;  // a place in the compute stream that the host waits for
+  std::array<Slot, 8> slots_;
   std::size_t next_slot_ = 0;
-  std::size_t allocated_ = 0;
+  std::byte* download_ = nullptr;  // page-locked
+  std::vector<Letter> letters_;
+  std::vector<Ticket> free_letters_;
+  std::size_t allocated_ = 0, pinned_ = 0;
   struct Allocation {
     std::size_t size;
     std::string purpose;

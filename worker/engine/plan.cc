@@ -129,6 +129,10 @@ class StaticPlan final : public Plan {
     return value;
   }
 
+  Kernels::PendingRead loss_later() override {
+    return kernels_.read_later(static_cast<const double*>(forward_memory_[loss_.id]));
+  }
+
   void backward(const BackwardOptions& options, const std::function<void(ParamId)>& on_ready) override {
     CHECK(options_.training, "backward() of an evaluation plan");
     CHECK(fresh_, "backward() without forward(), or backward() twice for one: its activations are gone");

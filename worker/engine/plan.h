@@ -11,10 +11,9 @@
 #include "worker/engine/graph.h"
 #include "worker/engine/parameter_store.h"
 #include "worker/engine/rng.h"
+#include "worker/kernels/kernels.h"
 
 namespace ddprun::engine {
-
-class Kernels;
 
 struct PlanOptions {
   bool training = true;  // false: running statistics, no dropout, no backward()
@@ -52,6 +51,8 @@ class Plan {
   // Mean loss of the last forward(), before or after backward(). Waits for the device: ask after backward() where that
   // matters.
   virtual double loss() = 0;
+  // The same for Kernels::finish_read() later. Call it before backward(), which may reuse the loss's memory.
+  virtual Kernels::PendingRead loss_later() = 0;
   // on_ready(p) is called once per trainable parameter when its gradient is complete in its memory, in ready_order().
   // Call after forward(), once (CHECKed). Device backends: the kernels are queued, not done; order later work on their
   // stream.

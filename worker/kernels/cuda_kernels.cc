@@ -55,6 +55,8 @@ class CudaKernels final : public Kernels {
     context_.download(host, device, size_bytes);
   }
   void synchronize() override { context_.synchronize(); }
+  PendingRead read_later(const double* memory) override { return {.value = 0, .ticket = context_.send(memory)}; }
+  double finish_read(const PendingRead& read) override { return context_.receive(read.ticket); }
   void zero(void* memory, std::size_t size_bytes) override { context_.zero(memory, size_bytes); }
   void copy(void* out, const void* in, std::size_t size_bytes) override {
     context_.copy_on_compute(out, in, size_bytes);
@@ -71,6 +73,7 @@ class CudaKernels final : public Kernels {
 
   std::size_t prepare(const GemmDesc& desc) override {
     blas_.prepare(desc);
+    if (desc.bias) reserve_column_scratch(desc.n);  // for the bias gradient
     return 0;
   }
   void gemm(const GemmDesc& desc, const void* a, const void* b, const Master* bias, void* c, void*) override {
@@ -316,7 +319,7 @@ class CudaKernels final : public Kernels {
   void add_bias(const GemmDesc& desc, const Master* bias, void* c) {
     run("add_bias", [&] { gpu::add_bias(stream(), out_type(desc), desc.m, desc.n, f(bias), c); });
   }
-  // Grows at plan time in practice: the first step asks for the widest layer.
+  // Grows at plan time; in a step only for sums that no plan announced.
   void reserve_column_scratch(std::int64_t columns) {
     if (columns <= scratch_columns_) return;
     if (column_scratch_) {

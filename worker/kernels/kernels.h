@@ -115,6 +115,18 @@ class Kernels {
   virtual void copy_in(void* device, const void* host, std::size_t size_bytes) = 0;
   virtual void copy_out(void* host, const void* device, std::size_t size_bytes) = 0;  // waits
   virtual void synchronize() = 0;
+  // Reads one f64 without waiting: queues its copy to the host behind the work so far. finish_read() gives the value,
+  // once for each read_later(), and waits for that copy alone. Host backends read at once.
+  struct PendingRead {
+    double value = 0;
+    std::size_t ticket = 0;
+  };
+  virtual PendingRead read_later(const double* memory) {
+    PendingRead read;
+    copy_out(&read.value, memory, sizeof read.value);
+    return read;
+  }
+  virtual double finish_read(const PendingRead& read) { return read.value; }
   // The first failure of a queued call; calls after it do nothing. Host backends never fail.
   virtual Result<void> status() const { return {}; }
 

@@ -56,7 +56,6 @@ class FakeDevice final : public cuda::DeviceApi {
   int memcpy_async(void*, const void*, std::size_t, cuda::StreamHandle) override { return 0; }
   int create_stream(cuda::StreamHandle*, bool) override { return 0; }
   int destroy_stream(cuda::StreamHandle) override { return 0; }
-  int stream_synchronize(cuda::StreamHandle) override { return 0; }
   int create_event(cuda::EventHandle* event) override {
     ++live_events;
     *event = reinterpret_cast<void*>(++next_);
@@ -70,7 +69,6 @@ class FakeDevice final : public cuda::DeviceApi {
     return log_.step(stream == kCompute ? "wait compute" : "wait communication");
   }
   int query_event(cuda::EventHandle) override { return log_.stuck ? kNotReady : 0; }
-  int synchronize_event(cuda::EventHandle) override { return 0; }
   int pointer_device(const void* memory, int* device) override {
     *device = log_.device_memory.count(memory) != 0 ? 0 : -1;
     if (log_.fail.count("pointer_device") == 0) return 0;

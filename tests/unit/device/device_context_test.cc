@@ -74,7 +74,6 @@ class FakeDevice final : public DeviceApi {
     return step(high_priority ? "create_stream high" : "create_stream");
   }
   int destroy_stream(StreamHandle) override { return step("destroy_stream"); }
-  int stream_synchronize(StreamHandle stream) override { return step("synchronize " + name(stream)); }
   int create_event(EventHandle* event) override {
     *event = reinterpret_cast<void*>(++events);
     return 0;
@@ -82,8 +81,11 @@ class FakeDevice final : public DeviceApi {
   int destroy_event(EventHandle) override { return 0; }
   int record_event(EventHandle, StreamHandle stream) override { return step("record on " + name(stream)); }
   int wait_event(StreamHandle stream, EventHandle) override { return step(name(stream) + " waits"); }
-  int query_event(EventHandle) override { return 0; }
-  int synchronize_event(EventHandle) override { return step("synchronize_event"); }
+  int query_event(EventHandle) override {
+    if (stuck) return kNotReady;
+    if (busy > 0) return --busy, kNotReady;
+    return step("query_event");
+  }
   int pointer_device(const void*, int* device) override {
     *device = owner;
     return step("pointer_device");
@@ -101,6 +103,8 @@ class FakeDevice final : public DeviceApi {
   std::string device_name(int) override { return "fake"; }
 
   int owner = 0;
+  bool stuck = false;  // events do not happen
+  int busy = 0;        // queries until the next event has happened
   int launch_error = 0;
   std::map<void*, std::size_t> live;
 
@@ -165,28 +169,83 @@ TEST(DeviceContext, UploadTravelsOnTheCopyStreamAndComputeWaitsForIt) {
   EXPECT_EQ(std::memcmp(target, host.data(), host.size()), 0);
 }
 
-TEST(DeviceContext, FifthUploadWaitsUntilItsSlotWasTaken) {
+TEST(DeviceContext, NinthUploadWaitsUntilItsSlotWasTaken) {
   FakeDevice device;
   auto context = std::move(DeviceContext::open(device, 0, 0)).value();
   void* target = context->allocate(64, "input");
   std::vector<char> host(64, 'y');
-  for (int i = 0; i < 4; ++i) context->upload(target, host.data(), host.size());
+  for (int i = 0; i < 8; ++i) context->upload(target, host.data(), host.size());
   device.calls.clear();
+  device.busy = 3;
   context->upload(target, host.data(), host.size());
-  EXPECT_THAT(device.calls, ElementsAre("synchronize_event", "memcpy on copy", "record on copy", "compute waits",
+  EXPECT_THAT(device.calls, ElementsAre("query_event", "memcpy on copy", "record on copy", "compute waits",
                                         "memcpy on compute", "record on compute"));
 }
 
-TEST(DeviceContext, NothingInAStepSynchronisesTheWholeDevice) {
+TEST(DeviceContext, SlotsOfUploadsAreCountedAndNoLargerThanAPiece) {
+  FakeDevice device;
+  device.capacity = std::size_t{200} << 20;
+  auto context = std::move(DeviceContext::open(device, 0, 0)).value();
+  const std::size_t large = (std::size_t{70} << 20) + 5;
+  void* target = context->allocate(large, "weights");
+  std::vector<char> host(large);
+  for (std::size_t i = 0; i < large; i += 4097) host[i] = static_cast<char>(i);
+  context->upload(target, host.data(), large);
+  ASSERT_TRUE(context->status()) << context->status().error().message();
+  EXPECT_EQ(context->allocated_bytes(), 2 * large);
+  EXPECT_EQ(context->pinned_bytes(), large);
+  EXPECT_EQ(std::memcmp(target, host.data(), large), 0);
+  std::vector<char> back(large);
+  context->download(back.data(), target, large);
+  EXPECT_EQ(back, host);
+  // A slot that must grow gives its old memory back first.
+  context->upload(target, host.data(), 64);
+  for (int i = 0; i < 8; ++i) context->upload(target, host.data(), 128);
+  EXPECT_EQ(context->allocated_bytes(), 2 * large + 5 * 128);
+}
+
+TEST(DeviceContext, AWaitThatDoesNotEndNamesWhatItWasFor) {
+  const auto said = [](auto use) {
+    FakeDevice device;
+    auto context = std::move(DeviceContext::open(device, 4, 1)).value();
+    auto* memory = static_cast<double*>(context->allocate(64, "x"));
+    context->set_patience(std::chrono::milliseconds(20));
+    device.stuck = true;
+    use(*context, memory);
+    EXPECT_FALSE(context->status());
+    if (context->status()) return std::string();
+    EXPECT_EQ(context->status().error().code(), Errc::timed_out);
+    return context->status().error().message();
+  };
+  EXPECT_EQ(
+      said([](DeviceContext& c, double*) { c.synchronize(); }),
+      "rank 4: device 1 did not get to the end of the kernels within 0.02 s: a kernel, the GPU or its driver hangs; "
+      "look at nvidia-smi and at dmesg (Xid)");
+  double host = 7;
+  EXPECT_THAT(said([&](DeviceContext& c, double* m) { c.download(&host, m, 8); }), HasSubstr("a copy to the host"));
+  EXPECT_EQ(host, 7);
+  EXPECT_THAT(said([&](DeviceContext& c, double* m) { c.receive(c.send(m)); }), HasSubstr("that was sent to the host"));
+  EXPECT_THAT(said([&](DeviceContext& c, double* m) {
+                for (int i = 0; i < 9; ++i) c.upload(m, &host, 8);
+              }),
+              HasSubstr("an earlier batch"));
+}
+
+TEST(DeviceContext, SentValuesAreReceivedInAnyOrderWithoutWaitingForLaterWork) {
   FakeDevice device;
   auto context = std::move(DeviceContext::open(device, 0, 0)).value();
-  void* target = context->allocate(64, "input");
-  std::vector<char> host(64, 'z');
+  auto* value = static_cast<double*>(context->allocate(8, "loss"));
+  std::vector<DeviceContext::Ticket> tickets;
+  for (int i = 0; i < 100; ++i) {
+    *value = i;
+    tickets.push_back(context->send(value));
+  }
+  const std::size_t pinned = context->pinned_bytes();
+  for (int i = 99; i >= 0; --i) EXPECT_EQ(context->receive(tickets[static_cast<std::size_t>(i)]), i);
   device.calls.clear();
-  context->upload(target, host.data(), host.size());
-  context->zero(target, 64);
-  context->copy_on_compute(target, target, 0);
-  for (const std::string& call : device.calls) EXPECT_THAT(call, ::testing::Not(HasSubstr("synchronize")));
+  EXPECT_EQ(context->receive(context->send(value)), 99);
+  EXPECT_THAT(device.calls, ElementsAre("memcpy on compute", "record on compute", "query_event"));
+  EXPECT_EQ(context->pinned_bytes(), pinned);
 }
 
 TEST(DeviceContext, OutOfMemoryNamesWhatIsHeldAndTheRemedies) {
