@@ -72,7 +72,12 @@ Blas::Product* Blas::find(const GemmDesc& desc) {
   };
   set(CUBLASLT_MATMUL_DESC_TRANSA, desc.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(CUBLASLT_MATMUL_DESC_TRANSB, desc.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (desc.bias && type_ == DType::f32) set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+  if (desc.bias && type_ == DType::f32) {
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+    // The choice of an algorithm may look at it; gemm() puts the right one in.
+    const void* some_bias = workspace_;
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, some_bias);
+  }
 
   const cudaDataType_t in = data_type(type_);
   const cudaDataType_t out = desc.master_out ? CUDA_R_32F : in;
@@ -111,7 +116,8 @@ Blas::Product* Blas::find(const GemmDesc& desc) {
   const int status = cublasLtMatmulAlgoGetHeuristic(lt_, product->operation, product->a, product->b, product->c,
                                                     product->c, preference, 1, &best, &found);
   cublasLtMatmulPreferenceDestroy(preference);
-  if (!ok("cublasLtMatmulAlgoGetHeuristic", found > 0 ? status : CUBLAS_STATUS_NOT_SUPPORTED)) return nullptr;
+  if (!ok("cublasLtMatmulAlgoGetHeuristic", status)) return nullptr;
+  if (!ok("cublasLtMatmulAlgoGetHeuristic", found > 0 ? 0 : CUBLAS_STATUS_NOT_SUPPORTED)) return nullptr;
   product->algorithm = best.algo;
   products_.push_back(std::move(product));
   return products_.back().get();

@@ -62,16 +62,48 @@ bool Convolutions::ok(const char* call, int status) {
 
 // The first algorithm in cuDNN's order of preference that gives the same bits every time.
 template <typename Perf, std::size_t kSize, typename Algorithm>
-static bool choose(const std::array<Perf, kSize>& perfs, int count, Algorithm* algorithm, std::size_t* workspace) {
+static bool choose(const std::array<Perf, kSize>& perfs, int count, Algorithm* algorithm) {
   for (int i = 0; i < count; ++i) {
     const Perf& perf = perfs[static_cast<std::size_t>(i)];
     if (perf.status == CUDNN_STATUS_SUCCESS && perf.determinism == CUDNN_DETERMINISTIC) {
       *algorithm = perf.algo;
-      *workspace = std::max(*workspace, perf.memory);
       return true;
     }
   }
   return false;
+}
+
+// The sizes in cuDNN's lists hold for the math type that each entry names; so they are asked for again.
+bool Convolutions::choose_algorithms(Convolution& made) {
+  int count = 0;
+  std::array<cudnnConvolutionFwdAlgoPerf_t, CUDNN_CONVOLUTION_FWD_ALGO_COUNT> forward{};
+  ok("cudnnGetConvolutionForwardAlgorithm_v7",
+     cudnnGetConvolutionForwardAlgorithm_v7(handle_, made.x, made.filter, made.convolution, made.y,
+                                            static_cast<int>(forward.size()), &count, forward.data()));
+  bool all = choose(forward, count, &made.forward);
+  std::array<cudnnConvolutionBwdDataAlgoPerf_t, CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT> data{};
+  ok("cudnnGetConvolutionBackwardDataAlgorithm_v7",
+     cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, made.filter, made.y, made.convolution, made.x,
+                                                 static_cast<int>(data.size()), &count, data.data()));
+  all = choose(data, count, &made.backward_data) && all;
+  std::array<cudnnConvolutionBwdFilterAlgoPerf_t, CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT> filter{};
+  ok("cudnnGetConvolutionBackwardFilterAlgorithm_v7",
+     cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, made.x, made.y, made.convolution, made.filter,
+                                                   static_cast<int>(filter.size()), &count, filter.data()));
+  all = choose(filter, count, &made.backward_filter) && all;
+  if (!ok("choice of a deterministic algorithm", all ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED)) return false;
+  std::array<std::size_t, 3> sizes{};
+  ok("cudnnGetConvolutionForwardWorkspaceSize",
+     cudnnGetConvolutionForwardWorkspaceSize(handle_, made.x, made.filter, made.convolution, made.y, made.forward,
+                                             &sizes[0]));
+  ok("cudnnGetConvolutionBackwardDataWorkspaceSize",
+     cudnnGetConvolutionBackwardDataWorkspaceSize(handle_, made.filter, made.y, made.convolution, made.x,
+                                                  made.backward_data, &sizes[1]));
+  ok("cudnnGetConvolutionBackwardFilterWorkspaceSize",
+     cudnnGetConvolutionBackwardFilterWorkspaceSize(handle_, made.x, made.y, made.convolution, made.filter,
+                                                    made.backward_filter, &sizes[2]));
+  made.workspace_bytes = *std::max_element(sizes.begin(), sizes.end());
+  return static_cast<bool>(context_.status());
 }
 
 Convolutions::Convolution* Convolutions::find(const ConvDesc& desc) {
@@ -103,24 +135,7 @@ Convolutions::Convolution* Convolutions::find(const ConvDesc& desc) {
                                  type_ == DType::f32 && !tf32_ ? CUDNN_FMA_MATH : CUDNN_TENSOR_OP_MATH));
   if (!context_.status()) return nullptr;
 
-  int count = 0;
-  std::array<cudnnConvolutionFwdAlgoPerf_t, CUDNN_CONVOLUTION_FWD_ALGO_COUNT> forward{};
-  ok("cudnnGetConvolutionForwardAlgorithm_v7",
-     cudnnGetConvolutionForwardAlgorithm_v7(handle_, made->x, made->filter, made->convolution, made->y,
-                                            static_cast<int>(forward.size()), &count, forward.data()));
-  bool all = choose(forward, count, &made->forward, &made->workspace_bytes);
-  std::array<cudnnConvolutionBwdDataAlgoPerf_t, CUDNN_CONVOLUTION_BWD_DATA_ALGO_COUNT> data{};
-  ok("cudnnGetConvolutionBackwardDataAlgorithm_v7",
-     cudnnGetConvolutionBackwardDataAlgorithm_v7(handle_, made->filter, made->y, made->convolution, made->x,
-                                                 static_cast<int>(data.size()), &count, data.data()));
-  all = choose(data, count, &made->backward_data, &made->workspace_bytes) && all;
-  std::array<cudnnConvolutionBwdFilterAlgoPerf_t, CUDNN_CONVOLUTION_BWD_FILTER_ALGO_COUNT> filter{};
-  ok("cudnnGetConvolutionBackwardFilterAlgorithm_v7",
-     cudnnGetConvolutionBackwardFilterAlgorithm_v7(handle_, made->x, made->y, made->convolution, made->filter,
-                                                   static_cast<int>(filter.size()), &count, filter.data()));
-  all = choose(filter, count, &made->backward_filter, &made->workspace_bytes) && all;
-  if (!ok("choice of a deterministic algorithm", all ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_NOT_SUPPORTED))
-    return nullptr;
+  if (!choose_algorithms(*made)) return nullptr;
   made->filter_bytes = rounded(static_cast<std::size_t>(desc.oc * desc.c * desc.kernel * desc.kernel) * size_of(type_));
   convolutions_.push_back(std::move(made));
   return convolutions_.back().get();

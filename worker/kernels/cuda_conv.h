@@ -28,6 +28,7 @@ class Convolutions {
  private:
   struct Convolution;
   Convolution* find(const ConvDesc& desc);
+  bool choose_algorithms(Convolution& made);
   bool ok(const char* call, int status);
 
   cuda::DeviceContext& context_;

@@ -40,10 +40,11 @@ std::vector<Backend> backends() {
       return made ? std::move(*made) : nullptr;
     };
   };
+  // TF32 rounds both factors to 11 bits (1e-3 of a product), and a bias may cancel most of a product.
   return {{"cpu", cpu(DType::f32, nullptr), 1e-5},       {"cpu_avx2", cpu(DType::f32, "avx2"), 1e-5},
           {"cpu_plain", cpu(DType::f32, "plain"), 1e-5}, {"cpu_bf16", cpu(DType::bf16, nullptr), 2e-2},
           {"cpu_f16", cpu(DType::f16, nullptr), 3e-3},   {"cuda", gpu(DType::f32, false), 1e-5},
-          {"cuda_tf32", gpu(DType::f32, true), 2e-3},    {"cuda_bf16", gpu(DType::bf16, false), 2e-2},
+          {"cuda_tf32", gpu(DType::f32, true), 4e-3},    {"cuda_bf16", gpu(DType::bf16, false), 2e-2},
           {"cuda_f16", gpu(DType::f16, false), 3e-3}};
 }
 

@@ -84,9 +84,9 @@ void causal_softmax(Stream stream, DType type, std::int64_t matrices, std::int64
   if (matrices * tokens == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    softmax_forward<T><<<static_cast<unsigned>(matrices * tokens), kBlock, 0, stream>>>(
-        tokens, static_cast<float>(scale), dropout_limit(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
-        static_cast<T*>(scores), log_sum);
+    launch(softmax_forward<T>, static_cast<unsigned>(matrices * tokens), kBlock, stream, tokens,
+           static_cast<float>(scale), dropout_limit(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
+           static_cast<T*>(scores), log_sum);
   });
 }
 
@@ -95,9 +95,9 @@ void causal_softmax_again(Stream stream, DType type, std::int64_t matrices, std:
   if (matrices * tokens == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    softmax_again<T><<<static_cast<unsigned>(matrices * tokens), kBlock, 0, stream>>>(
-        tokens, static_cast<float>(scale), dropout_limit(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
-        static_cast<T*>(scores), static_cast<T*>(dropped), log_sum);
+    launch(softmax_again<T>, static_cast<unsigned>(matrices * tokens), kBlock, stream, tokens,
+           static_cast<float>(scale), dropout_limit(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
+           static_cast<T*>(scores), static_cast<T*>(dropped), log_sum);
   });
 }
 
@@ -106,9 +106,9 @@ void causal_softmax_backward(Stream stream, DType type, std::int64_t matrices, s
   if (matrices * tokens == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    softmax_backward<T><<<static_cast<unsigned>(matrices * tokens), kBlock, 0, stream>>>(
-        tokens, static_cast<float>(scale), dropout_limit(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
-        static_cast<const T*>(probabilities), static_cast<T*>(dscores));
+    launch(softmax_backward<T>, static_cast<unsigned>(matrices * tokens), kBlock, stream, tokens,
+           static_cast<float>(scale), dropout_limit(dropout), static_cast<float>(1.0 / (1.0 - dropout)), key,
+           static_cast<const T*>(probabilities), static_cast<T*>(dscores));
   });
 }
 
@@ -117,9 +117,8 @@ void dropout(Stream stream, DType type, std::int64_t count, double p, const Rand
   if (count == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    dropout_kernel<T><<<grid_for(count), kBlock, 0, stream>>>(count, dropout_limit(p),
-                                                              static_cast<float>(1.0 / (1.0 - p)), key,
-                                                              static_cast<const T*>(x), static_cast<T*>(y), accumulate);
+    launch(dropout_kernel<T>, grid_for(count), kBlock, stream, count, dropout_limit(p),
+           static_cast<float>(1.0 / (1.0 - p)), key, static_cast<const T*>(x), static_cast<T*>(y), accumulate);
   });
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "worker/kernels/cuda/launch.h"
+#include "worker/kernels/cuda/launch_kernel.cuh"
 
 // What the .cu files share: conversions, a fixed-order block sum, and the choice of the activations' type.
 namespace ddprun::engine::gpu {

@@ -14,7 +14,7 @@ __global__ void map_kernel(std::int64_t count, F f, T* y, bool accumulate) {
 template <typename T, typename F>
 void map(Stream stream, std::int64_t count, F f, T* y, bool accumulate = false) {
   if (count == 0) return;
-  map_kernel<T><<<grid_for(count), kBlock, 0, stream>>>(count, f, y, accumulate);
+  launch(map_kernel<T, F>, grid_for(count), kBlock, stream, count, f, y, accumulate);
 }
 
 template <typename T>
@@ -221,8 +221,8 @@ void embedding_backward(Stream stream, DType type, std::int64_t count, std::int6
   if (rows == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    embedding_backward_kernel<T><<<static_cast<unsigned>(rows), 128, 0, stream>>>(
-        count, dim, ids, static_cast<const T*>(dy), dweight, accumulate);
+    launch(embedding_backward_kernel<T>, static_cast<unsigned>(rows), 128, stream, count, dim, ids,
+           static_cast<const T*>(dy), dweight, accumulate);
   });
 }
 

@@ -88,11 +88,11 @@ void cross_entropy(Stream stream, DType type, const CrossEntropyDesc& desc, cons
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
     if (desc.rows > 0) {
-      cross_entropy_rows<T><<<static_cast<unsigned>(desc.rows), kBlock, 0, stream>>>(
-          desc, static_cast<const T*>(logits), targets, log_sum, row_loss);
+      launch(cross_entropy_rows<T>, static_cast<unsigned>(desc.rows), kBlock, stream, desc,
+             static_cast<const T*>(logits), targets, log_sum, row_loss);
     }
   });
-  cross_entropy_mean<<<1, kBlock, 0, stream>>>(desc.rows, row_loss, loss);
+  launch(cross_entropy_mean, 1, kBlock, stream, desc.rows, row_loss, loss);
 }
 
 void cross_entropy_backward(Stream stream, DType type, const CrossEntropyDesc& desc, const void* logits,
@@ -100,20 +100,19 @@ void cross_entropy_backward(Stream stream, DType type, const CrossEntropyDesc& d
                             double* kept) {
   const std::int64_t count = desc.rows * desc.classes;
   if (count == 0) return;
-  count_kept<<<1, kBlock, 0, stream>>>(desc.rows, targets, desc.ignore_index, kept);
+  launch(count_kept, 1, kBlock, stream, desc.rows, targets, desc.ignore_index, kept);
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    cross_entropy_dlogits<T><<<grid_for(count), kBlock, 0, stream>>>(count, desc, static_cast<const T*>(logits),
-                                                                     targets, log_sum, static_cast<float>(loss_scale),
-                                                                     kept, static_cast<T*>(dlogits));
+    launch(cross_entropy_dlogits<T>, grid_for(count), kBlock, stream, count, desc, static_cast<const T*>(logits),
+           targets, log_sum, static_cast<float>(loss_scale), kept, static_cast<T*>(dlogits));
   });
 }
 
 void mse(Stream stream, DType type, std::int64_t count, const void* prediction, const void* target, double* loss) {
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    mse_kernel<T>
-        <<<1, kBlock, 0, stream>>>(count, static_cast<const T*>(prediction), static_cast<const T*>(target), loss);
+    launch(mse_kernel<T>, 1, kBlock, stream, count, static_cast<const T*>(prediction), static_cast<const T*>(target),
+           loss);
   });
 }
 

@@ -120,7 +120,7 @@ template <typename F>
 int run_partials(Stream stream, std::int64_t rows, std::int64_t columns, F f, void* scratch) {
   const int slices = slices_for(rows);
   const dim3 grid(static_cast<unsigned>((columns + kColumns - 1) / kColumns), static_cast<unsigned>(slices));
-  column_partials<<<grid, dim3(kColumns, kRows), 0, stream>>>(rows, columns, f, static_cast<float2*>(scratch));
+  launch(column_partials<F>, grid, dim3(kColumns, kRows), stream, rows, columns, f, static_cast<float2*>(scratch));
   return slices;
 }
 
@@ -209,8 +209,8 @@ void column_sums(Stream stream, DType type, std::int64_t rows, std::int64_t colu
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
     const int slices = run_partials(stream, rows, columns, Plain<T>{static_cast<const T*>(x)}, scratch);
-    finish_sums<<<grid_for(columns), kBlock, 0, stream>>>(static_cast<const float2*>(scratch), slices, columns, out,
-                                                          nullptr, accumulate);
+    launch(finish_sums, grid_for(columns), kBlock, stream, static_cast<const float2*>(scratch), slices, columns, out,
+           nullptr, accumulate);
   });
 }
 
@@ -226,14 +226,12 @@ void batch_norm_train(Stream stream, DType type, const BatchNormDesc& desc, cons
     using T = decltype(tag);
     const auto* in = static_cast<const T*>(x);
     int slices = run_partials(stream, desc.rows, desc.channels, Plain<T>{in}, scratch);
-    finish_mean<<<grid, kBlock, 0, stream>>>(partial, slices, desc.channels, rows, mean);
+    launch(finish_mean, grid, kBlock, stream, partial, slices, desc.channels, rows, mean);
     slices = run_partials(stream, desc.rows, desc.channels, SquaredDeviation<T>{in, mean}, scratch);
-    finish_variance<<<grid, kBlock, 0, stream>>>(partial, slices, desc.channels, rows, static_cast<float>(desc.eps),
-                                                 static_cast<float>(desc.momentum), mean, rstd, running_mean,
-                                                 running_var);
-    batch_norm_apply<T><<<grid_for(count), kBlock, 0, stream>>>(count, desc.channels, desc.relu, in,
-                                                                static_cast<const T*>(residual), gamma, beta, mean,
-                                                                rstd, false, 0.0f, static_cast<T*>(y));
+    launch(finish_variance, grid, kBlock, stream, partial, slices, desc.channels, rows, static_cast<float>(desc.eps),
+           static_cast<float>(desc.momentum), mean, rstd, running_mean, running_var);
+    launch(batch_norm_apply<T>, grid_for(count), kBlock, stream, count, desc.channels, desc.relu, in,
+           static_cast<const T*>(residual), gamma, beta, mean, rstd, false, 0.0f, static_cast<T*>(y));
   });
 }
 
@@ -244,9 +242,9 @@ void batch_norm_eval(Stream stream, DType type, const BatchNormDesc& desc, const
   if (count == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    batch_norm_apply<T><<<grid_for(count), kBlock, 0, stream>>>(
-        count, desc.channels, desc.relu, static_cast<const T*>(x), static_cast<const T*>(residual), gamma, beta,
-        running_mean, running_var, true, static_cast<float>(desc.eps), static_cast<T*>(y));
+    launch(batch_norm_apply<T>, grid_for(count), kBlock, stream, count, desc.channels, desc.relu,
+           static_cast<const T*>(x), static_cast<const T*>(residual), gamma, beta, running_mean, running_var, true,
+           static_cast<float>(desc.eps), static_cast<T*>(y));
   });
 }
 
@@ -255,7 +253,7 @@ void batch_norm_backward(Stream stream, DType type, const BatchNormDesc& desc, c
                          void* dresidual, bool accumulate_residual, float* dgamma, float* dbeta,
                          bool accumulate_parameters, void* scratch) {
   const std::int64_t count = desc.rows * desc.channels;
-  if (count == 0) return;
+  if (desc.channels == 0) return;  // no rows: the sums become 0
   auto* partial = static_cast<float2*>(scratch);
   const unsigned grid = grid_for(desc.channels);
   with_type(type, [&](auto tag) {
@@ -263,12 +261,11 @@ void batch_norm_backward(Stream stream, DType type, const BatchNormDesc& desc, c
     const BatchNormSums<T> sums{
         static_cast<const T*>(dy), static_cast<const T*>(x), static_cast<const T*>(y), mean, rstd, desc.relu};
     const int slices = run_partials(stream, desc.rows, desc.channels, sums, scratch);
-    finish_sums<<<grid, kBlock, 0, stream>>>(partial, slices, desc.channels, dbeta, dgamma, accumulate_parameters);
-    finish_totals<<<grid, kBlock, 0, stream>>>(partial, slices, desc.channels);
-    batch_norm_dx<T><<<grid_for(count), kBlock, 0, stream>>>(
-        count, desc.channels, static_cast<float>(desc.rows), desc.relu, static_cast<const T*>(dy),
-        static_cast<const T*>(x), static_cast<const T*>(y), gamma, mean, rstd, partial, static_cast<T*>(dx),
-        static_cast<T*>(dresidual), accumulate_residual);
+    launch(finish_sums, grid, kBlock, stream, partial, slices, desc.channels, dbeta, dgamma, accumulate_parameters);
+    launch(finish_totals, grid, kBlock, stream, partial, slices, desc.channels);
+    launch(batch_norm_dx<T>, grid_for(count), kBlock, stream, count, desc.channels, static_cast<float>(desc.rows),
+           desc.relu, static_cast<const T*>(dy), static_cast<const T*>(x), static_cast<const T*>(y), gamma, mean, rstd,
+           partial, static_cast<T*>(dx), static_cast<T*>(dresidual), accumulate_residual);
   });
 }
 
@@ -277,16 +274,15 @@ void layer_norm(Stream stream, DType type, const LayerNormDesc& desc, const void
   if (desc.rows == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    layer_norm_kernel<T><<<static_cast<unsigned>(desc.rows), kBlock, 0, stream>>>(
-        desc.columns, static_cast<float>(desc.eps), static_cast<const T*>(x), gamma, beta, mean, rstd,
-        static_cast<T*>(y));
+    launch(layer_norm_kernel<T>, static_cast<unsigned>(desc.rows), kBlock, stream, desc.columns,
+           static_cast<float>(desc.eps), static_cast<const T*>(x), gamma, beta, mean, rstd, static_cast<T*>(y));
   });
 }
 
 void layer_norm_backward(Stream stream, DType type, const LayerNormDesc& desc, const void* dy, const void* x,
                          const float* gamma, const float* mean, const float* rstd, void* dx, bool accumulate_dx,
                          float* dgamma, float* dbeta, bool accumulate_parameters, void* scratch) {
-  if (desc.rows == 0) return;
+  if (desc.columns == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
     const auto* g = static_cast<const T*>(dy);
@@ -294,12 +290,12 @@ void layer_norm_backward(Stream stream, DType type, const LayerNormDesc& desc, c
     if (dgamma || dbeta) {
       const int slices =
           run_partials(stream, desc.rows, desc.columns, LayerNormSums<T>{g, in, mean, rstd, desc.columns}, scratch);
-      finish_sums<<<grid_for(desc.columns), kBlock, 0, stream>>>(static_cast<const float2*>(scratch), slices,
-                                                                 desc.columns, dbeta, dgamma, accumulate_parameters);
+      launch(finish_sums, grid_for(desc.columns), kBlock, stream, static_cast<const float2*>(scratch), slices,
+             desc.columns, dbeta, dgamma, accumulate_parameters);
     }
-    if (dx) {
-      layer_norm_dx<T><<<static_cast<unsigned>(desc.rows), kBlock, 0, stream>>>(desc.columns, g, in, gamma, mean, rstd,
-                                                                                static_cast<T*>(dx), accumulate_dx);
+    if (dx && desc.rows > 0) {
+      launch(layer_norm_dx<T>, static_cast<unsigned>(desc.rows), kBlock, stream, desc.columns, g, in, gamma, mean, rstd,
+             static_cast<T*>(dx), accumulate_dx);
     }
   });
 }

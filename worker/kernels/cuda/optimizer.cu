@@ -66,11 +66,11 @@ void sgd(Stream stream, DType low_type, const UpdateChunk& chunk, const SgdUpdat
   if (chunk.count == 0) return;
   with_type(low_type, [&](auto tag) {
     using T = decltype(tag);
-    sgd_kernel<T><<<grid_for(chunk.count), kBlock, 0, stream>>>(
-        chunk.count, static_cast<float>(update.lr), static_cast<float>(update.momentum),
-        static_cast<float>(update.dampening), update.nesterov, update.first, static_cast<float>(update.unscale),
-        static_cast<float>(update.clip), chunk.decay, static_cast<float*>(chunk.parameter),
-        static_cast<const float*>(chunk.gradient), static_cast<float*>(chunk.state1), static_cast<T*>(chunk.low));
+    launch(sgd_kernel<T>, grid_for(chunk.count), kBlock, stream, chunk.count, static_cast<float>(update.lr),
+           static_cast<float>(update.momentum), static_cast<float>(update.dampening), update.nesterov, update.first,
+           static_cast<float>(update.unscale), static_cast<float>(update.clip), chunk.decay,
+           static_cast<float*>(chunk.parameter), static_cast<const float*>(chunk.gradient),
+           static_cast<float*>(chunk.state1), static_cast<T*>(chunk.low));
   });
 }
 
@@ -78,13 +78,12 @@ void adamw(Stream stream, DType low_type, const UpdateChunk& chunk, const AdamwU
   if (chunk.count == 0) return;
   with_type(low_type, [&](auto tag) {
     using T = decltype(tag);
-    adamw_kernel<T><<<grid_for(chunk.count), kBlock, 0, stream>>>(
-        chunk.count, static_cast<float>(update.lr), static_cast<float>(update.beta1), static_cast<float>(update.beta2),
-        static_cast<float>(update.eps), static_cast<float>(update.correction1),
-        static_cast<float>(sqrt(update.correction2)), static_cast<float>(update.unscale),
-        static_cast<float>(update.clip), chunk.decay, static_cast<float*>(chunk.parameter),
-        static_cast<const float*>(chunk.gradient), static_cast<float*>(chunk.state1), static_cast<float*>(chunk.state2),
-        static_cast<T*>(chunk.low));
+    launch(adamw_kernel<T>, grid_for(chunk.count), kBlock, stream, chunk.count, static_cast<float>(update.lr),
+           static_cast<float>(update.beta1), static_cast<float>(update.beta2), static_cast<float>(update.eps),
+           static_cast<float>(update.correction1), static_cast<float>(sqrt(update.correction2)),
+           static_cast<float>(update.unscale), static_cast<float>(update.clip), chunk.decay,
+           static_cast<float*>(chunk.parameter), static_cast<const float*>(chunk.gradient),
+           static_cast<float*>(chunk.state1), static_cast<float*>(chunk.state2), static_cast<T*>(chunk.low));
   });
 }
 
@@ -93,9 +92,9 @@ void gradient_norm(Stream stream, const float* gradient, std::int64_t count, dou
   if (count == 0) return;
   const std::int64_t wanted = (count + kBlock - 1) / kBlock;
   const int blocks = static_cast<int>(wanted < kNormBlocks ? wanted : kNormBlocks);
-  norm_partials<<<static_cast<unsigned>(blocks), kBlock, 0, stream>>>(count, static_cast<float>(unscale), gradient,
-                                                                      scratch, found_inf);
-  norm_finish<<<1, kBlock, 0, stream>>>(blocks, scratch, squared);
+  launch(norm_partials, static_cast<unsigned>(blocks), kBlock, stream, count, static_cast<float>(unscale), gradient,
+         scratch, found_inf);
+  launch(norm_finish, 1, kBlock, stream, blocks, scratch, squared);
 }
 
 }  // namespace ddprun::engine::gpu

@@ -76,8 +76,8 @@ void max_pool(Stream stream, DType type, const PoolDesc& desc, const void* x, vo
   if (count == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    max_pool_kernel<T><<<grid_for(count), kBlock, 0, stream>>>(count, desc, desc.oh(), desc.ow(),
-                                                               static_cast<const T*>(x), static_cast<T*>(y), index);
+    launch(max_pool_kernel<T>, grid_for(count), kBlock, stream, count, desc, desc.oh(), desc.ow(),
+           static_cast<const T*>(x), static_cast<T*>(y), index);
   });
 }
 
@@ -87,8 +87,8 @@ void max_pool_backward(Stream stream, DType type, const PoolDesc& desc, const vo
   if (count == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    max_pool_backward_kernel<T><<<grid_for(count), kBlock, 0, stream>>>(
-        count, desc, desc.oh(), desc.ow(), static_cast<const T*>(dy), index, static_cast<T*>(dx), accumulate);
+    launch(max_pool_backward_kernel<T>, grid_for(count), kBlock, stream, count, desc, desc.oh(), desc.ow(),
+           static_cast<const T*>(dy), index, static_cast<T*>(dx), accumulate);
   });
 }
 
@@ -98,8 +98,8 @@ void mean_pool(Stream stream, DType type, std::int64_t n, std::int64_t positions
   if (count == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    mean_pool_kernel<T><<<grid_for(count), kBlock, 0, stream>>>(count, positions, channels, static_cast<const T*>(x),
-                                                                static_cast<T*>(y));
+    launch(mean_pool_kernel<T>, grid_for(count), kBlock, stream, count, positions, channels, static_cast<const T*>(x),
+           static_cast<T*>(y));
   });
 }
 
@@ -109,8 +109,8 @@ void mean_pool_backward(Stream stream, DType type, std::int64_t n, std::int64_t 
   if (count == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    mean_pool_backward_kernel<T><<<grid_for(count), kBlock, 0, stream>>>(
-        count, positions, channels, static_cast<const T*>(dy), static_cast<T*>(dx), accumulate);
+    launch(mean_pool_backward_kernel<T>, grid_for(count), kBlock, stream, count, positions, channels,
+           static_cast<const T*>(dy), static_cast<T*>(dx), accumulate);
   });
 }
 
