@@ -17,7 +17,6 @@ enum Type : std::uint8_t {
   kLeave = 4,
   kFailure = 5,
   kDone = 6,
-  kRosterRequest = 7,
   kFlightReply = 8,
   kAssignment = 64,
   kHeartbeatAck = 65,
@@ -25,7 +24,6 @@ enum Type : std::uint8_t {
   kFinished = 67,
   kShutdown = 68,
   kRefused = 69,
-  kRoster = 70,
   kFlightRequest = 71,
   kNotice = 72,
   kRegistered = 73,
@@ -33,14 +31,20 @@ enum Type : std::uint8_t {
   kDrainRequest = 129,
   kStopRequest = 130,
   kFlightQuery = 131,
+  kRosterRequest = 132,
   kReply = 160,
   kFlightPart = 161,
+  kReplyPart = 162,
+  kRoster = 163,
 };
 
 constexpr std::int64_t kMaxNumber = std::int64_t{1} << 53;
 constexpr std::int64_t kMaxMs = kMaxDuration.count();
 constexpr std::uint32_t kNoRoot = 0xffffffff;
-constexpr std::uint32_t kMaxReply = kMaxFrame - 64;
+
+// A full page fits into a frame: three names and what else an entry has.
+static_assert(kRosterPage * (3 * (4 + kMaxName) + 3 * 8 + 1) + 64 <= kMaxFrame);
+static_assert(kMaxPart + 64 <= kMaxFrame);
 
 using Ms = std::chrono::milliseconds;
 
@@ -110,11 +114,13 @@ struct Writer {
   void operator()(const Join& m) {
     w.u8(kJoin);
     put_node(w, m.node);
+    w.u64(m.connection);
     w.i64(m.last_round.value);
   }
   void operator()(const Register& m) {
     w.u8(kRegister);
     put_node(w, m.node);
+    w.u64(m.connection);
     put_slice(w, m.slice);
     w.u8(static_cast<std::uint8_t>(m.state));
   }
@@ -141,7 +147,6 @@ struct Writer {
     w.i64(m.round.value);
     w.u8(static_cast<std::uint8_t>(m.result));
   }
-  void operator()(const RosterRequest&) { w.u8(kRosterRequest); }
   void operator()(const FlightReply& m) {
     w.u8(kFlightReply);
     w.u64(m.id);
@@ -186,19 +191,6 @@ struct Writer {
     w.u8(m.retry ? 1 : 0);
     put_text(w, m.reason, kMaxSentence);
   }
-  void operator()(const Roster& m) {
-    w.u8(kRoster);
-    w.u32(static_cast<std::uint32_t>(std::min<std::size_t>(m.entries.size(), kMaxRoster)));
-    for (std::size_t i = 0; i < m.entries.size() && i < kMaxRoster; ++i) {
-      const RosterEntry& e = m.entries[i];
-      put_text(w, e.node_id, kMaxName);
-      put_text(w, e.host, kMaxName);
-      put_text(w, e.address, kMaxName);
-      w.i64(e.group_rank);
-      w.i64(e.nproc);
-      w.u8(static_cast<std::uint8_t>(e.state));
-    }
-  }
   void operator()(const FlightRequest& m) {
     w.u8(kFlightRequest);
     w.u64(m.id);
@@ -235,7 +227,30 @@ struct Writer {
   void operator()(const Reply& m) {
     w.u8(kReply);
     w.u8(m.ok ? 1 : 0);
-    put_text(w, m.text, kMaxReply);
+    put_text(w, m.text, kMaxPart);
+  }
+  void operator()(const ReplyPart& m) {
+    w.u8(kReplyPart);
+    put_text(w, m.text, kMaxPart);
+  }
+  void operator()(const RosterRequest& m) {
+    w.u8(kRosterRequest);
+    put_text(w, m.run_id, kMaxName);
+  }
+  void operator()(const Roster& m) {
+    w.u8(kRoster);
+    const std::size_t count = std::min<std::size_t>(m.entries.size(), kRosterPage);
+    w.u32(static_cast<std::uint32_t>(count));
+    for (std::size_t i = 0; i < count; ++i) {
+      const RosterEntry& e = m.entries[i];
+      put_text(w, e.node_id, kMaxName);
+      put_text(w, e.host, kMaxName);
+      put_text(w, e.address, kMaxName);
+      w.i64(e.group_rank);
+      w.i64(e.first_rank);
+      w.i64(e.nproc);
+      w.u8(static_cast<std::uint8_t>(e.state));
+    }
   }
   void operator()(const FlightPart& m) {
     w.u8(kFlightPart);
@@ -451,12 +466,14 @@ Result<AgentMessage> decode_agent(std::string_view frame) {
     case kJoin: {
       Join m;
       m.node = get_node(r);
+      m.connection = r.u64();
       m.last_round = Round(r.number("last_round", 0, kMaxNumber));
       return finish<AgentMessage>(r, "Join", std::move(m));
     }
     case kRegister: {
       Register m;
       m.node = get_node(r);
+      m.connection = r.u64();
       m.slice = get_slice(r);
       m.state = r.choice("state", MemberState::stopping);
       return finish<AgentMessage>(r, "Register", std::move(m));
@@ -488,8 +505,6 @@ Result<AgentMessage> decode_agent(std::string_view frame) {
       m.result = r.choice("result", DoneResult::resume_me);
       return finish<AgentMessage>(r, "Done", m);
     }
-    case kRosterRequest:
-      return finish<AgentMessage>(r, "RosterRequest", RosterRequest{});
     case kFlightReply: {
       FlightReply m;
       m.id = r.u64();
@@ -547,19 +562,6 @@ Result<ServerMessage> decode_server(std::string_view frame) {
       m.reason = r.text("reason", kMaxSentence);
       return finish<ServerMessage>(r, "Refused", std::move(m));
     }
-    case kRoster: {
-      Roster m;
-      m.entries.resize(r.count("roster", kMaxRoster));
-      for (RosterEntry& e : m.entries) {
-        e.node_id = r.text("node_id", kMaxName);
-        e.host = r.text("host", kMaxName);
-        e.address = r.text("address", kMaxName);
-        e.group_rank = r.number("group_rank", -1, kMaxNumber);
-        e.nproc = r.number("nproc", 0, kMaxCount);
-        e.state = r.choice("state", MemberState::stopping);
-      }
-      return finish<ServerMessage>(r, "Roster", std::move(m));
-    }
     case kFlightRequest: {
       FlightRequest m;
       m.id = r.u64();
@@ -581,8 +583,27 @@ Result<ServerMessage> decode_server(std::string_view frame) {
     case kReply: {
       Reply m;
       m.ok = r.flag("ok");
-      m.text = r.text("text", kMaxReply);
+      m.text = r.text("text", kMaxPart);
       return finish<ServerMessage>(r, "Reply", std::move(m));
+    }
+    case kReplyPart: {
+      ReplyPart m;
+      m.text = r.text("text", kMaxPart);
+      return finish<ServerMessage>(r, "ReplyPart", std::move(m));
+    }
+    case kRoster: {
+      Roster m;
+      m.entries.resize(r.count("roster", kRosterPage));
+      for (RosterEntry& e : m.entries) {
+        e.node_id = r.text("node_id", kMaxName);
+        e.host = r.text("host", kMaxName);
+        e.address = r.text("address", kMaxName);
+        e.group_rank = r.number("group_rank", -1, kMaxNumber);
+        e.first_rank = r.number("first_rank", -1, kMaxNumber);
+        e.nproc = r.number("nproc", 0, kMaxCount);
+        e.state = r.choice("state", MemberState::stopping);
+      }
+      return finish<ServerMessage>(r, "Roster", std::move(m));
     }
     case kFlightPart: {
       FlightPart m;
@@ -621,6 +642,11 @@ Result<OperatorMessage> decode_operator(std::string_view frame) {
       FlightQuery m;
       m.run_id = r.text("run_id", kMaxName);
       return finish<OperatorMessage>(r, "FlightQuery", std::move(m));
+    }
+    case kRosterRequest: {
+      RosterRequest m;
+      m.run_id = r.text("run_id", kMaxName);
+      return finish<OperatorMessage>(r, "RosterRequest", std::move(m));
     }
     default:
       return unknown_type(type, "an operator");

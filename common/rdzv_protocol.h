@@ -27,15 +27,15 @@
 //   list = u32 count (bounded), then the elements. A payload must be used up exactly.
 //
 //   type  name             who           payload
-//      1  Join             agent         node | i64 last_round
-//      2  Register         agent         node | i64 round | i64 group_rank, group_world_size, first_rank, world_size,
+//      1  Join             agent         node | u64 connection | i64 last_round
+//      2  Register         agent         node | u64 connection | i64 round | i64 group_rank, group_world_size,
+//      first_rank, world_size,
 //                                        first_role_rank, role_world_size, restart_count | u8 state
 //                                        (after a broken connection: "I am member k of round R")
 //      3  Heartbeat        agent         u64 sequence | u8 want_reason. Every keep_alive_interval
 //      4  Leave            agent         i64 round | u8 why | text reason. Sent before the workers are signalled
 //      5  Failure          agent         i64 age_ms | u8 permanent, quick | failure
 //      6  Done             agent         i64 round | u8 result (0 success, 1 resume_me)
-//      7  RosterRequest    agent         -
 //      8  FlightReply      agent         u64 id | text bytes (<= kMaxFlightBytes)
 //     64  Assignment       server        i64 round, group_rank, group_world_size, first_rank, world_size,
 //                                        first_role_rank, role_world_size, restart_count | text master_host |
@@ -46,7 +46,6 @@
 //     68  Shutdown         server        u8 cause | text reason | list of failures (<= kMaxFailures) | u32 root (index,
 //                                        or 0xffffffff)
 //     69  Refused          server        u8 retry | text reason
-//     70  Roster           server        list: text node_id, host, address | i64 group_rank, nproc | u8 state
 //     71  FlightRequest    server        u64 id | u32 max_bytes
 //     72  Notice           server        u8 kind | text. News that changes nothing for the reader
 //     73  Registered       server        i64 round
@@ -54,9 +53,15 @@
 //    129  DrainRequest     operator      text run_id | text node (id or host) | text token
 //    130  StopRequest      operator      text run_id | text token
 //    131  FlightQuery      operator      text run_id
-//    160  Reply            server        u8 ok | text (StatusRequest: JSON)
+//    132  RosterRequest    operator      text run_id
+//    160  Reply            server        u8 ok | text (<= kMaxPart). The last word on each request
 //    161  FlightPart       server        text host | i64 group_rank | text bytes. One per node, then Reply
+//    162  ReplyPart        server        text (<= kMaxPart). Goes before the Reply's text (StatusRequest: JSON)
+//    163  Roster           server        list (<= kRosterPage): text node_id, host, address | i64 group_rank,
+//                                        first_rank, nproc | u8 state. Pages in the order of ranks, then Reply
 //
+//   connection = how many connections this node has opened, this one included. What arrives late on an older one than
+//             the newest that was introduced is not taken for the node's word.
 //   node    = text run_id, node_id, host, address, role, topology_key | i64 nnodes_min, nnodes_max, nproc | optional
 //   i64
 //             node_rank | u16 worker_store_port | u8 backend | i64 max_restarts | i64 join_ms, last_call_ms, close_ms,
@@ -73,7 +78,7 @@
 namespace ddprun::rdzv {
 
 inline constexpr std::string_view kMagic = "DDPRRDZV";
-inline constexpr std::uint16_t kVersion = 1;
+inline constexpr std::uint16_t kVersion = 2;
 inline constexpr std::size_t kHelloBytes = 11;
 inline constexpr std::uint32_t kMaxFlightBytes = 4u << 20;
 inline constexpr std::uint32_t kMaxFrame = kMaxFlightBytes + 4096;
@@ -84,7 +89,8 @@ inline constexpr std::uint32_t kMaxLines = 20;
 inline constexpr std::uint32_t kMaxLine = 1024;
 inline constexpr std::uint32_t kMaxErrorFile = 32u << 10;
 inline constexpr std::uint32_t kMaxFailures = 16;
-inline constexpr std::uint32_t kMaxRoster = 100'000;
+inline constexpr std::uint32_t kRosterPage = 1'000;
+inline constexpr std::uint32_t kMaxPart = 1u << 20;   // of a text that travels in parts
 inline constexpr std::int64_t kMaxCount = 1'000'000;  // of nodes, and of workers on a node
 inline constexpr std::int64_t kMaxKeepAliveAttempts = 1'000;
 inline constexpr std::chrono::milliseconds kMaxDuration{315'360'000'000};  // ten years
@@ -132,6 +138,7 @@ struct NodeInfo {
 
 struct Join {
   NodeInfo node;
+  std::uint64_t connection = 0;
   Round last_round;  // 0: none yet
 };
 
@@ -149,6 +156,7 @@ struct Assignment {
 
 struct Register {
   NodeInfo node;
+  std::uint64_t connection = 0;
   Assignment slice;  // without master
   MemberState state = MemberState::running;
 };
@@ -175,8 +183,6 @@ struct Done {
   Round round;
   DoneResult result = DoneResult::success;
 };
-
-struct RosterRequest {};
 
 struct FlightReply {
   std::uint64_t id = 0;
@@ -208,19 +214,6 @@ struct Shutdown {
 struct Refused {
   bool retry = false;  // may be different in a second
   std::string reason;
-};
-
-struct RosterEntry {
-  std::string node_id;
-  std::string host;
-  std::string address;
-  std::int64_t group_rank = -1;  // -1: waiting
-  std::int64_t nproc = 0;
-  MemberState state = MemberState::waiting;
-};
-
-struct Roster {
-  std::vector<RosterEntry> entries;
 };
 
 struct FlightRequest {
@@ -256,9 +249,31 @@ struct FlightQuery {
   std::string run_id;
 };
 
+struct RosterRequest {
+  std::string run_id;
+};
+
 struct Reply {
   bool ok = true;
   std::string text;
+};
+
+struct ReplyPart {
+  std::string text;
+};
+
+struct RosterEntry {
+  std::string node_id;
+  std::string host;
+  std::string address;
+  std::int64_t group_rank = -1;  // -1: waiting, as first_rank
+  std::int64_t first_rank = -1;
+  std::int64_t nproc = 0;
+  MemberState state = MemberState::waiting;
+};
+
+struct Roster {
+  std::vector<RosterEntry> entries;
 };
 
 struct FlightPart {
@@ -267,10 +282,10 @@ struct FlightPart {
   std::string bytes;
 };
 
-using AgentMessage = std::variant<Join, Register, Heartbeat, Leave, Failure, Done, RosterRequest, FlightReply>;
-using ServerMessage = std::variant<Assignment, HeartbeatAck, Restart, Finished, Shutdown, Refused, Roster,
-                                   FlightRequest, Notice, Registered, Reply, FlightPart>;
-using OperatorMessage = std::variant<StatusRequest, DrainRequest, StopRequest, FlightQuery>;
+using AgentMessage = std::variant<Join, Register, Heartbeat, Leave, Failure, Done, FlightReply>;
+using ServerMessage = std::variant<Assignment, HeartbeatAck, Restart, Finished, Shutdown, Refused, FlightRequest,
+                                   Notice, Registered, Reply, FlightPart, ReplyPart, Roster>;
+using OperatorMessage = std::variant<StatusRequest, DrainRequest, StopRequest, FlightQuery, RosterRequest>;
 
 struct Hello {
   std::uint16_t version = kVersion;

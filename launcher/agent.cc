@@ -193,6 +193,7 @@ void Agent::Impl::start_client() {
   ClientEvents client_events;
   client_events.on_message = [this](rdzv::ServerMessage message) { push(std::move(message)); };
   client_events.on_lease_expired = [this] { push(LeaseExpired()); };
+  client_events.on_lease = [this](TimePoint) { tell_lease(); };
   client_events.on_nobody_there = [this] { push(NobodyThere()); };
   client_events.on_hopeless = [this](Error error) {
     Hopeless hopeless;
@@ -219,7 +220,10 @@ asio::awaitable<JobOutcome> Agent::Impl::live() {
 
 Result<std::uint16_t> Agent::Impl::bind_store() {
   if (is_static()) return std::uint16_t{0};
-  if (store && options.master_port) return store->port();  // the same port is kept over restarts
+  if (store && options.master_port) {  // the same port is kept over restarts
+    store->hold();
+    return store->port();
+  }
   store.reset();
   ListenOptions listen;
   if (loopback_job()) listen.address = endpoint.host;

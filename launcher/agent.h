@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/result.h"
 #include "common/types.h"
 #include "launcher/job_outcome.h"
@@ -83,6 +84,9 @@ struct AgentHooks {
   std::function<Result<std::vector<WorkerSpec>>(const RoundContext&)> make_specs;
   // The flight recorders of this node's workers, at most `max_bytes`; empty function: none.
   std::function<std::string(std::size_t max_bytes)> flight_record;
+  // Somebody who lives on when this process is stopped must end the workers then, unless a later time is given before;
+  // nullopt: nothing is to be watched. Empty function: nobody does.
+  std::function<void(std::optional<TimePoint>)> workers_die_at;
 };
 
 // The life of one node: bind, host or connect, join, start workers, watch, restart or end. One thread, one io_context.

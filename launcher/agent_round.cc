@@ -9,7 +9,10 @@
 namespace ddprun::launcher {
 namespace {
 
-constexpr milliseconds kSilencePatience{3'000};  // for workers when the lease is over; part of kLostMargin
+// For workers when the lease is over, and how much later somebody else kills them should we be stopped ourselves. Both
+// are part of Membership::kLostMargin.
+constexpr milliseconds kSilencePatience{3'000};
+constexpr milliseconds kGuardDelay{500};
 
 }  // namespace
 
@@ -36,11 +39,16 @@ asio::awaitable<Verdict> Agent::Impl::run_round(rdzv::Assignment assignment) {
     const TimePoint now = SteadyClock::now();
     TimePoint until = now + kLook;
     if (c.policy.deadline()) until = std::min(until, *c.policy.deadline());
+    if (c.kill_at) until = std::min(until, *c.kill_at);
     auto event = co_await next(until);
     if (event) {
       handle(c, *event);
     } else {
       look_around(c);
+    }
+    if (c.kill_at && SteadyClock::now() >= *c.kill_at) {
+      c.kill_at.reset();
+      if (!c.stopped) tasks.spawn(kill_group());
     }
   }
   co_await tasks.join();
@@ -71,7 +79,7 @@ Result<void> Agent::Impl::serve_store(const rdzv::Assignment& assignment) {
     return Result<void>();
   }
   if (store) {  // the kept port
-    store->clear();
+    store->serve();
     return Result<void>();
   }
   auto made = services.make_worker_store(io, std::move(*listener));
@@ -105,6 +113,7 @@ void Agent::Impl::start_workers(Current& c) {
   if (!started) return start_failed(c, started.error());
   c.started = true;
   c.started_at = SteadyClock::now();
+  tell_lease();
   log_info("started {} workers ranks={}..{} of {}", options.nproc, a.first_rank.value,
            a.first_rank.value + options.nproc - 1, a.world_size);
   tasks.spawn(pump_exits());
@@ -203,6 +212,8 @@ void Agent::Impl::handle(Current& c, Event& event) {
 }
 
 void Agent::Impl::on_exit(Current& c, const WorkerExit& exit) {
+  // Were we stopped ourselves, the guard may have killed them because the lease is over: that is no failure of theirs.
+  if (!c.stopping && !host && SteadyClock::now() >= client->lease_end() + kSilencePatience) on_lease_expired(c);
   if (exit.stopped_by_us || c.stopping) return;
   decide(c, c.policy.on_exit(exit.local_rank, exit.status.code, exit.status.signal, exit.at), exit.at);
 }
@@ -240,6 +251,7 @@ void Agent::Impl::decide(Current& c, const RestartPolicy::Decision& decision, Ti
 
 void Agent::Impl::on_stopped(Current& c) {
   c.stopped = true;
+  tell_lease();
   if (c.failure) {
     FailureRecord complete = *c.failure;
     add_evidence(complete);
@@ -267,14 +279,31 @@ JobOutcome Agent::Impl::after_signal(int signal) const {
 }
 
 void Agent::Impl::on_lease_expired(Current& c) {
+  if (host) return;  // the rendezvous is in this process: we did not run, so nor did it
   if (options.on_silence == OnSilence::keep) {
     log_warning("the rendezvous is silent: workers run on (--rdzv-conf on_silence=keep)");
     return;
   }
-  if (c.verdict || c.done) return;
+  const milliseconds patience = std::min(options.shutdown_timeout, kSilencePatience);
+  if (c.started && c.stopping && !c.stopped) {
+    log_warning("the rendezvous is silent, this node may be cut off: its workers must end within {} ms",
+                patience.count());
+    c.kill_at = SteadyClock::now() + patience;
+  }
+  if (c.verdict || c.done || c.signal != 0) return;
   log_warning("the rendezvous is silent, this node may be cut off: stopping its workers, then joining again");
   c.verdict = Again();
-  begin_stop(c, SIGTERM, std::min(options.shutdown_timeout, kSilencePatience));
+  begin_stop(c, SIGTERM, patience);
+}
+
+// If we are stopped (SIGSTOP, a debugger, a suspended machine) nobody looks at the lease here. Where the rendezvous is
+// in this process it is stopped as well, and no other world can form.
+void Agent::Impl::tell_lease() const {
+  if (!hooks.workers_die_at || host || options.on_silence == OnSilence::keep) return;
+  const bool workers = current && current->started && !current->stopped;
+  std::optional<TimePoint> when;
+  if (workers) when = client->lease_end() + kSilencePatience + kGuardDelay;
+  hooks.workers_die_at(when);
 }
 
 void Agent::Impl::on_stop_request(Current& c, int signal) {

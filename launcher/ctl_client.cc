@@ -7,6 +7,12 @@
 
 namespace ddprun::launcher {
 
+namespace {
+
+constexpr std::size_t kMaxAnswer = 1u << 30;  // status of a million nodes takes some 300 MB
+
+}  // namespace
+
 Result<CtlClient> CtlClient::connect(const Endpoint& endpoint, std::chrono::milliseconds limit) {
   const TimePoint deadline = SteadyClock::now() + limit;
   auto fd = tcp_connect_once(endpoint, deadline);
@@ -42,16 +48,24 @@ Result<rdzv::ServerMessage> CtlClient::read(TimePoint deadline) {
 }
 
 Result<rdzv::Reply> CtlClient::ask(const rdzv::OperatorMessage& message, std::chrono::milliseconds limit,
-                                   const std::function<void(rdzv::FlightPart)>& on_part) {
-  const TimePoint deadline = SteadyClock::now() + limit;
-  if (auto sent = write_all(fd_.get(), rdzv::encode(message), deadline); !sent) {
+                                   const std::function<void(rdzv::ServerMessage)>& on_message) {
+  if (auto sent = write_all(fd_.get(), rdzv::encode(message), SteadyClock::now() + limit); !sent) {
     return std::move(sent).error().with_context("rendezvous at " + endpoint_.to_string());
   }
+  std::string text;
   while (true) {
-    auto answer = read(deadline);
+    auto answer = read(SteadyClock::now() + limit);
     if (!answer) return std::move(answer).error().with_context("rendezvous at " + endpoint_.to_string());
-    if (auto* reply = std::get_if<rdzv::Reply>(&*answer)) return std::move(*reply);
-    if (auto* part = std::get_if<rdzv::FlightPart>(&*answer); part != nullptr && on_part) on_part(std::move(*part));
+    if (auto* reply = std::get_if<rdzv::Reply>(&*answer)) {
+      reply->text.insert(0, text);
+      return std::move(*reply);
+    }
+    if (auto* part = std::get_if<rdzv::ReplyPart>(&*answer)) {
+      text += part->text;
+      if (text.size() > kMaxAnswer) return Error(Errc::malformed, "an answer of more than 1 GiB");
+    } else if (on_message) {
+      on_message(std::move(*answer));
+    }
   }
 }
 

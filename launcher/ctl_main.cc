@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/exit_code.h"
@@ -25,7 +26,7 @@ namespace {
 
 using std::chrono::milliseconds;
 constexpr milliseconds kLimit{5'000};
-constexpr milliseconds kFlightLimit{15'000};
+constexpr milliseconds kFlightLimit{60'000};  // the daemon gives each node 5 s, eight at a time
 constexpr milliseconds kWatchPeriod{500};
 
 int complain(int code, const std::string& text) {
@@ -164,12 +165,33 @@ int flight(const Endpoint& endpoint, Arguments arguments) {
   rdzv::FlightQuery query;
   query.run_id = parsed->rest().front();
   std::vector<rdzv::FlightPart> parts;
-  auto reply = client->ask(query, kFlightLimit, [&parts](rdzv::FlightPart part) { parts.push_back(std::move(part)); });
+  auto reply = client->ask(query, kFlightLimit, [&parts](rdzv::ServerMessage message) {
+    if (auto* part = std::get_if<rdzv::FlightPart>(&message)) parts.push_back(std::move(*part));
+  });
   if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
   // A node that does not answer is no reason to keep back what the others sent: it may be the one that all wait for.
   if (reply->ok || !parts.empty()) {
     fmt::print("{}", flight_text(parts, static_cast<std::size_t>(parsed->integer("last"))));
   }
+  return reply->ok ? exit_code::kOk : complain(exit_code::kFailure, reply->text);
+}
+
+int roster(const Endpoint& endpoint, Arguments arguments) {
+  auto parsed = parse("roster", "RUN_ID", {}, arguments);
+  if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
+  if (parsed->flag("help")) return exit_code::kOk;
+  if (parsed->rest().size() != 1) return complain(exit_code::kUsage, "roster: name one RUN_ID");
+  auto client = CtlClient::connect(endpoint, kLimit);
+  if (!client) return complain(exit_code::kUnavailable, client.error().message());
+  rdzv::RosterRequest request;
+  request.run_id = parsed->rest().front();
+  bool first = true;
+  auto reply = client->ask(request, kLimit, [&first](rdzv::ServerMessage message) {
+    const auto* page = std::get_if<rdzv::Roster>(&message);
+    if (page == nullptr) return;
+    fmt::print("{}", roster_text(*page, std::exchange(first, false)));
+  });
+  if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
   return reply->ok ? exit_code::kOk : complain(exit_code::kFailure, reply->text);
 }
 
@@ -182,6 +204,8 @@ struct Command {
 constexpr std::array kCommands = {
     Command{"status", "[RUN_ID] [--watch] [--json]   jobs, rounds, nodes, ranks, restarts, what each waits for",
             status},
+    Command{"roster", "RUN_ID                        each node's place: group rank, ranks, address; one line a node",
+            roster},
     Command{"drain", "NODE                          stop a node's workers politely; the job goes on without it", drain},
     Command{"stop", "RUN_ID                        stop a job on all its nodes", stop},
     Command{"flight", "RUN_ID [--last N]             each worker's last collectives, and who is missing where", flight},

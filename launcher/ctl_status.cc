@@ -60,4 +60,17 @@ std::string status_table(const std::string& text) {
   }
 }
 
+std::string roster_text(const rdzv::Roster& page, bool first) {
+  constexpr const char* kLine = "{:<6} {:<16} {:<24} {:<24} {:<6} {:<10} {}\n";
+  std::string out;
+  if (first) out += fmt::format(kLine, "NODE", "RANKS", "HOST", "ADDRESS", "NPROC", "STATE", "ID");
+  for (const rdzv::RosterEntry& e : page.entries) {
+    const bool ranked = e.group_rank >= 0;
+    out += fmt::format(kLine, ranked ? std::to_string(e.group_rank) : "-",
+                       ranked ? fmt::format("{}..{}", e.first_rank, e.first_rank + e.nproc - 1) : "-", e.host,
+                       e.address, e.nproc, rdzv::to_string(e.state), e.node_id);
+  }
+  return out;
+}
+
 }  // namespace ddprun::launcher

@@ -17,7 +17,8 @@ class EmbeddedStore final : public WorkerStore {
 
   std::uint16_t port() const override { return server_.port(); }
   std::size_t connections() const override { return server_.connections(); }
-  void clear() override { server_.clear(); }
+  void hold() override { server_.hold(); }
+  void serve() override { server_.serve(); }
 
  private:
   rendezvous::StoreServer server_;

@@ -6,11 +6,15 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <set>
 #include <thread>
 
@@ -25,6 +29,7 @@ struct Duties {
   std::set<std::string> folders;
   std::set<std::string> cgroups;
   bool workers_expected = false;
+  long long kill_at_ms = 0;  // CLOCK_BOOTTIME; 0: never
 };
 
 // One command: a verb, its argument, a NUL.
@@ -56,25 +61,39 @@ void take(Duties& duties, const std::string& command) {
     case 'C':
       duties.cgroups.erase(argument);
       break;
+    case 'l':
+      duties.kill_at_ms = std::stoll(argument);
+      break;
     default:
       break;
   }
 }
 
-void fulfil(const Duties& duties, const std::string& token) {
+void kill_workers(const Duties& duties, const std::string& token) {
   for (const auto& cgroup : duties.cgroups) kill_cgroup(cgroup);
-  if (duties.workers_expected) {
-    for (const pid_t leader : duties.sessions) signal_group(leader, SIGKILL);
-    // Until nothing is found three times: a process may have forked while we looked, and one that is in the middle of
-    // an exec shows no environment.
-    int quiet = 0;
-    for (int round = 0; round < 200 && quiet < 3; ++round) {
-      const auto strays = find_processes("/proc", duties.sessions, token);
-      for (const pid_t pid : strays) signal_process(pid, SIGKILL);
-      quiet = strays.empty() ? quiet + 1 : 0;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+  if (!duties.workers_expected) return;
+  for (const pid_t leader : duties.sessions) signal_group(leader, SIGKILL);
+  // Until nothing is found three times: a process may have forked while we looked, and one that is in the middle of
+  // an exec shows no environment.
+  int quiet = 0;
+  for (int round = 0; round < 200 && quiet < 3; ++round) {
+    const auto strays = find_processes("/proc", duties.sessions, token);
+    for (const pid_t pid : strays) signal_process(pid, SIGKILL);
+    quiet = strays.empty() ? quiet + 1 : 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
+}
+
+// Sets the alarm; 0 switches it off. On CLOCK_BOOTTIME, so that it is due at once after a suspend.
+void set_alarm(int alarm, long long at_ms) {
+  itimerspec when = {};
+  when.it_value.tv_sec = static_cast<time_t>(at_ms / 1000);
+  when.it_value.tv_nsec = static_cast<long>(at_ms % 1000) * 1'000'000;
+  ::timerfd_settime(alarm, TFD_TIMER_ABSTIME, &when, nullptr);
+}
+
+void fulfil(const Duties& duties, const std::string& token) {
+  kill_workers(duties, token);
   for (const auto& folder : duties.folders) remove_tree(folder);
   for (const auto& cgroup : duties.cgroups) remove_cgroup_folder(cgroup);
 }
@@ -95,16 +114,29 @@ void fulfil(const Duties& duties, const std::string& token) {
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 
+  const int alarm = ::timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK);
   Duties duties;
   std::string pending;
   char buffer[4096];
   while (true) {
-    const ssize_t n = ::read(3, buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    pending.append(buffer, static_cast<std::size_t>(n));
-    for (std::size_t end; (end = pending.find('\0')) != std::string::npos; pending.erase(0, end + 1)) {
-      take(duties, pending.substr(0, end));
+    pollfd ready[2] = {{3, POLLIN, 0}, {alarm, POLLIN, 0}};
+    if (::poll(ready, alarm < 0 ? 1 : 2, -1) < 0) {
+      if (errno == EINTR) continue;
+      break;
+    }
+    if (ready[0].revents != 0) {  // orders first: they may set the alarm anew
+      const ssize_t n = ::read(3, buffer, sizeof buffer);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) break;
+      pending.append(buffer, static_cast<std::size_t>(n));
+      const long long before = duties.kill_at_ms;
+      for (std::size_t end; (end = pending.find('\0')) != std::string::npos; pending.erase(0, end + 1)) {
+        take(duties, pending.substr(0, end));
+      }
+      if (duties.kill_at_ms != before) set_alarm(alarm, duties.kill_at_ms);
+    } else if (ready[1].revents != 0) {
+      std::uint64_t times = 0;
+      if (::read(alarm, &times, sizeof times) == sizeof times) kill_workers(duties, token);
     }
   }
   fulfil(duties, token);
@@ -164,5 +196,18 @@ void Guard::add_folder(const std::string& path) { tell('f', path); }
 void Guard::remove_folder(const std::string& path) { tell('F', path); }
 void Guard::add_cgroup(const std::string& path) { tell('c', path); }
 void Guard::remove_cgroup(const std::string& path) { tell('C', path); }
+
+void Guard::kill_workers_at(std::optional<TimePoint> when) {
+  long long at_ms = 0;
+  if (when) {
+    timespec now = {};
+    ::clock_gettime(CLOCK_BOOTTIME, &now);
+    const auto ahead = std::chrono::duration_cast<std::chrono::milliseconds>(*when - SteadyClock::now());
+    at_ms = std::max(1LL, static_cast<long long>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000 + ahead.count());
+  }
+  // This is told all the time: a guard that someone stopped must not stop us when the pipe is full.
+  pollfd room{pipe_.get(), POLLOUT, 0};
+  if (::poll(&room, 1, 0) == 1) tell('l', std::to_string(at_ms));
+}
 
 }  // namespace ddprun::launcher

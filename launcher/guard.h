@@ -3,8 +3,10 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "common/clock.h"
 #include "common/result.h"
 #include "common/unique_fd.h"
 
@@ -12,8 +14,9 @@ namespace ddprun::launcher {
 
 // A small process beside the launcher that does what is left to do when the launcher is SIGKILLed: it kills every
 // session that is registered here, every process that carries our job token in its environment, and removes the
-// registered folders. It waits on a pipe whose other end only the launcher has, takes no signals, holds no descriptor
-// of the user's, and ends with the launcher in every case.
+// registered folders. It also kills the workers of a launcher that lives but does not run (stopped, swapped out, on a
+// machine that was suspended) when their time is over. It waits on a pipe whose other end only the launcher has, takes
+// no signals, holds no descriptor of the user's, and ends with the launcher in every case.
 class Guard {
  public:
   // Forks. Call it early in main(): before any thread, socket or big allocation.
@@ -31,6 +34,9 @@ class Guard {
   void remove_folder(const std::string& path);
   void add_cgroup(const std::string& path);  // a v2 control group of ours: killed, then removed
   void remove_cgroup(const std::string& path);
+  // All workers are killed then, unless another time is given before; nullopt: never. Time that the machine is
+  // suspended counts.
+  void kill_workers_at(std::optional<TimePoint> when);
 
   // "NAME=value" that each worker gets, unique to this launcher's life: how stray descendants are recognised.
   const std::string& job_token() const { return token_; }

@@ -280,6 +280,7 @@ class Launch {
     hooks.make_group = [this, &io] { return make_group(io); };
     hooks.make_specs = [this](const RoundContext& round) { return make_specs(round); };
     hooks.flight_record = [this](std::size_t max_bytes) { return flight_.pack(max_bytes); };
+    hooks.workers_die_at = [this](std::optional<TimePoint> when) { guard_->kill_workers_at(when); };
     Agent agent(io, agent_options(options_), context_.services, std::move(hooks));
     std::optional<JobOutcome> outcome;
     std::exception_ptr failure;

@@ -1,5 +1,7 @@
 #include "launcher/rendezvous_client.h"
 
+#include <fcntl.h>
+
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -16,6 +18,7 @@
 #include "common/frame_io.h"
 #include "common/log.h"
 #include "common/tcp.h"
+#include "common/unique_fd.h"
 
 namespace ddprun::launcher {
 
@@ -36,7 +39,7 @@ milliseconds to_ms(Duration d) { return std::chrono::duration_cast<milliseconds>
 }  // namespace
 
 struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::Impl> {
-  enum class Standing { idle, joining, member };
+  enum class Standing { idle, joining, member, leaving };
 
   Impl(asio::io_context& context, ClientOptions o, ClientEvents e)
       : io(context),
@@ -46,6 +49,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
         resolver(context),
         backoff_timer(context),
         beat_timer(context),
+        lease_timer(context),
         tell_timer(context),
         ended(context) {}
 
@@ -165,6 +169,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   asio::awaitable<Result<void>> talk() {
     if (is_connected_before()) log_info("connected to the rendezvous again at {}", options.endpoint.to_string());
     was_connected = online = true;
+    ++connections;
     told_broken = false;
     problem.clear();
     unanswered.clear();
@@ -200,7 +205,6 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     }
     told_broken = true;
     goodbye = false;
-    watch_lease();
   }
 
   // On each new connection: who we are, and what may have been lost on the way.
@@ -212,13 +216,15 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     if (standing == Standing::joining) {
       rdzv::Join join;
       join.node = options.node;
+      join.connection = connections;
       join.last_round = last_round;
       send(join);
       return;
     }
-    if (standing != Standing::member) return;
+    if (standing == Standing::idle) return;
     rdzv::Register registration;
     registration.node = options.node;
+    registration.connection = connections;
     registration.slice = slice;
     registration.slice.master = Endpoint();
     registration.state = pending_done      ? (*pending_done == rdzv::DoneResult::success ? rdzv::MemberState::finished
@@ -227,6 +233,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
                                            : rdzv::MemberState::running;
     send(registration);
     if (pending_failure) send_failure();
+    if (standing == Standing::leaving) send(farewell);
   }
 
   void send_failure() {
@@ -282,8 +289,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       const auto self = weak.lock();
       if (error || !self || !self->online) return;
       self->send_beat(false);
-      self->look_at_lease();
-      if (self->online) self->beat();
+      self->beat();
     });
   }
 
@@ -295,36 +301,41 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     send(heartbeat);
   }
 
+  TimePoint lease_end() const { return lease_from + options.node.lease(); }
+
   void renew_lease(TimePoint proven) {
     if (proven <= lease_from) return;
     lease_from = proven;
     lease_expired = false;
+    if (events.on_lease) events.on_lease(lease_end());
   }
 
-  // Without a connection there are no beats; something must look at the clock all the same.
+  // Looks when the lease is over, not when the next beat is due: what the rendezvous waits for is counted from then.
   void watch_lease() {
-    beat_timer.expires_after(std::min(milliseconds(500), options.node.keep_alive_interval));
-    beat_timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
+    lease_timer.expires_at(lease_expired ? SteadyClock::now() + options.node.lease() : lease_end());
+    lease_timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
       const auto self = weak.lock();
-      if (error || !self || self->online || self->closing) return;
+      if (error || !self || self->closing) return;
       self->look_at_lease();
-      if (!self->online) self->watch_lease();
+      self->watch_lease();
     });
   }
 
   void look_at_lease() {
-    if (lease_expired || SteadyClock::now() < lease_from + options.node.lease()) return;
+    if (lease_expired || SteadyClock::now() < lease_end()) return;
     lease_expired = true;
     if (online) {
       // The connection is of no use any more; a new one finds out sooner whether the way is open again.
       log_warning("the rendezvous at {} is silent for {} ms", options.endpoint.to_string(),
                   options.node.lease().count());
       told_broken = true;
+      // No FIN yet: see the header.
+      abandoned = UniqueFd(::fcntl(socket.native_handle(), F_DUPFD_CLOEXEC, 0));
       boost::system::error_code ignored;
-      socket.shutdown(tcp::socket::shutdown_both, ignored);
       socket.close(ignored);
     }
-    if (standing == Standing::member && events.on_lease_expired) events.on_lease_expired();
+    const bool member = standing == Standing::member || standing == Standing::leaving;
+    if (member && events.on_lease_expired) events.on_lease_expired();
   }
 
   // --- telling
@@ -351,10 +362,11 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   ClientEvents events;
   tcp::socket socket;
   tcp::resolver resolver;
-  asio::steady_timer backoff_timer, beat_timer, tell_timer, ended;
+  asio::steady_timer backoff_timer, beat_timer, lease_timer, tell_timer, ended;
   bool running = false, closing = false, hopeless = false;
   bool online = false, was_connected = false, told_broken = false, embedded = false, goodbye = false;
   bool address_is_ours = false;
+  std::uint64_t connections = 0;
   TimePoint broken_at;
   std::string problem = "not tried yet";
   std::string own, server;
@@ -364,7 +376,9 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   rdzv::Assignment slice;
   std::optional<rdzv::DoneResult> pending_done;
   std::optional<rdzv::Failure> pending_failure;
+  rdzv::Leave farewell;
   TimePoint failed_at;
+  UniqueFd abandoned;  // the connection in which nothing was answered any more
 
   std::string out, writing;
   std::uint64_t sequence = 0;
@@ -385,6 +399,7 @@ void RendezvousClient::start() {
   impl_->running = true;
   impl_->broken_at = impl_->lease_from = SteadyClock::now();
   impl_->tell();
+  impl_->watch_lease();
   asio::co_spawn(impl_->io, impl_->run(), [self = impl_](std::exception_ptr failure) {
     self->running = false;
     self->ended.cancel();
@@ -400,6 +415,7 @@ void RendezvousClient::join(Round last_round, std::uint16_t worker_store_port) {
   impl_->options.node.worker_store_port = worker_store_port;
   impl_->pending_done.reset();
   impl_->pending_failure.reset();
+  impl_->abandoned.reset();
   if (impl_->online) impl_->introduce();
 }
 
@@ -428,11 +444,12 @@ void RendezvousClient::leave(rdzv::LeaveWhy why, std::string reason) {
   leave.why = why;
   leave.reason = std::move(reason);
   impl_->send(leave);
-  impl_->standing = Impl::Standing::idle;
+  impl_->farewell = std::move(leave);
+  const bool member = impl_->standing == Impl::Standing::member;
+  impl_->standing = member ? Impl::Standing::leaving : Impl::Standing::idle;
 }
 
 void RendezvousClient::send_flight(rdzv::FlightReply reply) { impl_->send(reply); }
-void RendezvousClient::request_roster() { impl_->send(rdzv::RosterRequest()); }
 
 asio::awaitable<void> RendezvousClient::close(milliseconds limit) {
   const auto impl = impl_;
@@ -450,7 +467,9 @@ asio::awaitable<void> RendezvousClient::close(milliseconds limit) {
   impl->resolver.cancel();
   impl->backoff_timer.cancel();
   impl->beat_timer.cancel();
+  impl->lease_timer.cancel();
   impl->tell_timer.cancel();
+  impl->abandoned.reset();
   // A name look-up cannot be interrupted; the object lives on for it, nobody waits.
   const TimePoint patience = SteadyClock::now() + milliseconds(200);
   while (impl->running && SteadyClock::now() < patience) {
@@ -467,6 +486,7 @@ std::optional<TimePoint> RendezvousClient::disconnected_since() const {
   if (impl_->online) return std::nullopt;
   return impl_->broken_at;
 }
+TimePoint RendezvousClient::lease_end() const { return impl_->lease_end(); }
 std::string RendezvousClient::last_problem() const { return impl_->problem; }
 std::string RendezvousClient::own_address() const { return impl_->own; }
 std::string RendezvousClient::server_address() const { return impl_->server; }

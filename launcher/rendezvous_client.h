@@ -19,8 +19,10 @@ namespace ddprun::launcher {
 // What the client tells its agent. Called from the client's own coroutines; must not block or throw.
 struct ClientEvents {
   std::function<void(rdzv::ServerMessage)> on_message;  // all but heartbeat answers and Registered
-  // While workers run: nothing proves for T_lease that the rendezvous is alive or dead. Once per silence.
+  // While workers may live: nothing proves for T_lease that the rendezvous is alive or dead. Once per silence.
   std::function<void()> on_lease_expired;
+  // The lease now ends then, unless it is renewed again.
+  std::function<void(TimePoint end)> on_lease;
   // The server will never talk to us: another protocol, another version. Once.
   std::function<void(Error)> on_hopeless;
   // Before the first connection: nobody listens at the endpoint. We might host it ourselves.
@@ -37,7 +39,9 @@ struct ClientOptions {
 // again who we are, keeps the lease. One thread.
 //
 // The lease runs from the send time of the last answered heartbeat (or opening). A refused or reset connection proves
-// that the host is there and the daemon is dead, so it starts the lease anew: workers run on. Silence does not.
+// that the host is there and the daemon is dead, so it starts the lease anew: workers run on. Silence does not. When
+// the lease is over a new connection is tried, but the old one is kept open until join() or close(): a FIN would tell
+// the rendezvous that our workers are dead, which they are not yet.
 class RendezvousClient {
  public:
   RendezvousClient(boost::asio::io_context& io, ClientOptions options, ClientEvents events);
@@ -54,9 +58,9 @@ class RendezvousClient {
   void assigned(const rdzv::Assignment& slice);
   void done(rdzv::DoneResult result);
   void failed(rdzv::Failure failure);  // `at`: now; the age is brought up to date when it is sent again
+  // A member stays connected while it stops its workers: the next round waits for that. Said again on a new connection.
   void leave(rdzv::LeaveWhy why, std::string reason);
   void send_flight(rdzv::FlightReply reply);
-  void request_roster();
 
   // Sends what is queued (at most `limit`), closes, ends all coroutines. After that the object is idle for good.
   boost::asio::awaitable<void> close(std::chrono::milliseconds limit);
@@ -65,7 +69,8 @@ class RendezvousClient {
   bool ever_connected() const;
   bool server_is_embedded() const;
   std::optional<TimePoint> disconnected_since() const;  // or since start(); nullopt while connected
-  std::string last_problem() const;                     // why there is no connection
+  TimePoint lease_end() const;
+  std::string last_problem() const;  // why there is no connection
   // Numeric addresses of the current or last connection; "" before the first.
   std::string own_address() const;
   std::string server_address() const;

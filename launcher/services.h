@@ -23,7 +23,10 @@ class WorkerStore {
   virtual ~WorkerStore() = default;
   virtual std::uint16_t port() const = 0;
   virtual std::size_t connections() const = 0;  // c10d clients connected now
-  virtual void clear() = 0;                     // closes all client connections and empties the store
+  // Between two rounds on one port: hold() closes all connections, empties the store and lets new clients wait until
+  // serve(), so that a worker of the next round that is early is not taken for one of the last.
+  virtual void hold() = 0;
+  virtual void serve() = 0;
 };
 
 // A rendezvous server inside this process (--standalone, or the endpoint is this host).

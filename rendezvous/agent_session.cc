@@ -25,7 +25,8 @@ AgentSession::AgentSession(asio::ip::tcp::socket socket, std::string already_rea
     : socket_(std::move(socket)),
       already_read_(std::move(already_read)),
       greeting_(std::move(greeting)),
-      handlers_(std::move(handlers)) {
+      handlers_(std::move(handlers)),
+      stuck_(socket_.get_executor()) {
   if (const auto remote = remote_endpoint(socket_.native_handle())) {
     peer_ = remote->to_string();
     peer_is_loopback_ = is_loopback(remote->host);
@@ -70,13 +71,13 @@ asio::awaitable<void> AgentSession::run() {
   }
   const bool agent = hello->kind == rdzv::PeerKind::agent;
   const std::uint32_t max_frame = agent ? rdzv::kMaxFrame : rdzv::kMaxAgentFrame;
-  constexpr std::chrono::milliseconds kNoLimit{0};  // agents: T_lost of Membership closes us; operators may watch
+  is_operator_ = !agent;
   bool lost = true;
   std::string why;
   while (!closed_) {
     Result<std::string> frame = std::string();
     if (already_read_.empty()) {
-      frame = co_await read_frame(socket_, max_frame, kNoLimit);
+      frame = co_await read_frame(socket_, max_frame, read_limit);
     } else {
       // Agents wait for our reply before they go on, so this is no agent.
       frame = Error(Errc::malformed, "bytes before the opening was answered");
@@ -84,7 +85,11 @@ asio::awaitable<void> AgentSession::run() {
     if (!frame) {
       lost = frame.error().code() != Errc::timed_out;
       why = frame.error().message();
-      if (frame.error().code() == Errc::malformed) log_warning("agent {}: {}: connection closed", peer_, why);
+      const bool unknown = agent && node_id.value.empty() && !lost;
+      if (unknown) why = "it sent no Join within " + std::to_string(read_limit.count()) + " ms after its opening";
+      if (unknown || frame.error().code() == Errc::malformed) {
+        log_warning("{} {}: {}: connection closed", agent ? "agent" : "operator", peer_, why);
+      }
       break;
     }
     if (agent) {
@@ -104,6 +109,7 @@ asio::awaitable<void> AgentSession::run() {
         log_warning("operator {}: {}: connection closed", peer_, why);
         break;
       }
+      read_limit = kOperatorLimit;
       handlers_.on_operator(*this, std::move(*message));
     }
   }
@@ -114,25 +120,49 @@ asio::awaitable<void> AgentSession::run() {
 void AgentSession::send(const rdzv::ServerMessage& message) {
   if (closed_ || closing_) return;
   queued_ += rdzv::encode(message);
-  if (queued_.size() > kMaxUnsent) {
-    close("it reads too slowly: " + std::to_string(queued_.size()) + " bytes wait for it");
+  if (unsent() > (is_operator_ ? kMaxUnsentOperator : kMaxUnsent)) {
+    close("it reads too slowly: " + std::to_string(unsent()) + " bytes wait for it");
     return;
   }
   if (writing_.empty()) write_next();
 }
 
+void AgentSession::stream(Source source) {
+  if (closed_ || closing_) return;
+  sources_.push_back(std::move(source));
+  if (writing_.empty()) write_next();
+}
+
 void AgentSession::write_next() {
   writing_ = std::exchange(queued_, std::string());
+  while (writing_.empty() && !sources_.empty()) {
+    if (const auto message = sources_.front()()) {
+      writing_ = rdzv::encode(*message);
+    } else {
+      sources_.pop_front();
+    }
+  }
   if (writing_.empty()) {
     if (closing_) close(close_reason_);
     return;
   }
+  if (is_operator_) {
+    stuck_.expires_after(kStuckLimit);
+    stuck_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
+      const auto self = weak.lock();
+      if (!error && self) self->close("it reads nothing");
+    });
+  }
   asio::async_write(socket_, asio::buffer(writing_),
                     [self = shared_from_this()](const boost::system::error_code& error, std::size_t) {
                       self->writing_.clear();
-                      if (self->closed_) return;
+                      self->stuck_.cancel();
                       // The reader sees the same end; it says whether it was a loss or silence.
-                      if (!error) self->write_next();
+                      if (self->closed_ || error) return;
+                      self->write_next();
+                      if (self->is_operator_ && self->writing_.empty() && self->handlers_.on_drained) {
+                        self->handlers_.on_drained(*self);
+                      }
                     });
 }
 
@@ -152,6 +182,8 @@ void AgentSession::close(const std::string& why) {
   if (closed_) return;
   closed_ = true;
   close_reason_ = why;
+  sources_.clear();
+  stuck_.cancel();
   boost::system::error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
   socket_.close(ignored);

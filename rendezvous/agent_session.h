@@ -2,6 +2,11 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,15 +24,23 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
     std::function<void(AgentSession&, rdzv::OperatorMessage)> on_operator;
     // The connection is over; `lost` = closed or reset by the peer or a protocol error, not silence.
     std::function<void(AgentSession&, bool lost, const std::string& why)> on_end;
+    // All that was sent to an operator is out.
+    std::function<void(AgentSession&)> on_drained;
   };
+  // Makes the next message of a long answer; nullopt: that was all.
+  using Source = std::function<std::optional<rdzv::ServerMessage>()>;
 
   AgentSession(boost::asio::ip::tcp::socket socket, std::string already_read, std::string greeting, Handlers handlers);
 
   // Reads until the connection ends, then calls on_end once. Owned by the server's TaskGroup; keeps itself alive.
   boost::asio::awaitable<void> run();
 
-  // Queues a frame. A peer that does not read is cut off when kMaxUnsent bytes wait for it.
+  // Queues a frame. A peer that does not read is cut off when kMaxUnsent (an operator: kMaxUnsentOperator) bytes wait
+  // for it; an operator also when it has not taken a write for kStuckLimit.
   void send(const rdzv::ServerMessage& message);
+  // A long answer: its messages are made one by one, as fast as the peer reads them.
+  void stream(Source source);
+  std::size_t unsent() const { return queued_.size() + writing_.size(); }
   // Closes when what is queued is out, at the latest after a second.
   void close_after_sending();
   void close(const std::string& why);
@@ -40,12 +53,20 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   // The node that speaks here, once it has said so. Kept by the server.
   RunId run_id;
   NodeId node_id;
+  std::uint64_t connection = 0;  // of this node: its count of connections so far
+  // The peer must send a whole frame within this time: the first one within kFirstLimit. After an agent's first one the
+  // server sets it to more than T_lost, which ends the node before; an operator reads long answers meanwhile.
+  std::chrono::milliseconds read_limit = kFirstLimit;
+
+  static constexpr std::chrono::seconds kFirstLimit{10};
+  static constexpr std::chrono::seconds kOperatorLimit{600};
+  static constexpr std::chrono::seconds kStuckLimit{60};
+  static constexpr std::size_t kMaxUnsent = 16u << 20;
+  static constexpr std::size_t kMaxUnsentOperator = 48u << 20;
 
  private:
   boost::asio::awaitable<Result<rdzv::Hello>> handshake();
   void write_next();
-
-  static constexpr std::size_t kMaxUnsent = 16u << 20;
 
   boost::asio::ip::tcp::socket socket_;
   std::string already_read_;
@@ -53,7 +74,10 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   Handlers handlers_;
   std::string peer_, own_address_;
   bool peer_is_loopback_ = false;
+  bool is_operator_ = false;
   std::string queued_, writing_;
+  std::deque<Source> sources_;
+  boost::asio::steady_timer stuck_;
   bool closed_ = false, closing_ = false;
   std::string close_reason_;
 };

@@ -54,9 +54,15 @@ void Membership::set_state(Node& node, MemberState state) {
 }
 
 void Membership::remember(const NodeId& node, Gone gone) {
-  if (gone_.insert_or_assign(node, std::move(gone)).second) gone_order_.push_back(node);
+  gone.number = ++gone_number_;
+  gone_order_.emplace_back(node, gone.number);
+  gone_.insert_or_assign(node, std::move(gone));
   while (gone_order_.size() > kGoneKept) {
-    gone_.erase(gone_order_.front());
+    // A node that went, came and went again has a later entry, which counts.
+    const auto& [oldest, number] = gone_order_.front();
+    if (const auto found = gone_.find(oldest); found != gone_.end() && found->second.number == number) {
+      gone_.erase(found);
+    }
     gone_order_.pop_front();
   }
 }
@@ -180,9 +186,7 @@ Membership::Node& Membership::add(const rdzv::NodeInfo& info, TimePoint now) {
   node.heard = now;
   ++counts_[static_cast<std::size_t>(MemberState::waiting)];
   look_again_at(now + lost_after());
-  if (gone_.erase(info.node_id) != 0) {
-    // Its place in gone_order_ stays: erasing twice there does no harm.
-  }
+  gone_.erase(info.node_id);
   return node;
 }
 
@@ -201,11 +205,12 @@ Actions Membership::on(const rdzv::Join& join, TimePoint now) {
     }
     start_over();
     known = nodes_.end();
-  } else if (residue_.contains(id)) {
-    out.push_back(Send{id, *gone_.at(id).final});  // of the ended job; it missed the word
+  } else if (const auto gone = gone_.find(id); residue_.contains(id) && gone != gone_.end() && gone->second.final) {
+    out.push_back(Send{id, *gone->second.final});  // of the ended job; it missed the word
     return out;
-  } else if (nodes_.empty() && phase_ == Phase::forming && !recover_until_) {
-    start_over();  // everybody had gone: nothing of the past counts
+  } else {
+    residue_.erase(id);  // it was fenced, and has stopped its workers now
+    if (nodes_.empty() && phase_ == Phase::forming && !recover_until_) start_over();  // nothing of the past counts
   }
   if (auto refused = refusal(join.node)) {
     if (known != nodes_.end()) depart(id, "was refused: " + refused->reason, false, now, out);
@@ -243,6 +248,7 @@ Actions Membership::on(const rdzv::Join& join, TimePoint now) {
       }
     } else {
       set_state(node, MemberState::waiting);
+      node.leaving = false;
       node.info = join.node;
       node.join_deadline = now + config_.join_timeout;
       look_again_at(node.join_deadline);
@@ -295,6 +301,15 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
     restart.reason = why;
     out.push_back(Send{id, std::move(restart)});
   };
+  // Nobody knows this node, but it may have workers: the next round waits until it has stopped them.
+  const auto wait_for_it = [&] {
+    residue_[id] = now;
+    look_again_at(now + lost_after());
+  };
+  const auto fence_out = [&](const std::string& why) {
+    fence(why);
+    wait_for_it();
+  };
   const bool done = registration.state == MemberState::finished || registration.state == MemberState::resumable;
   rdzv::Done done_message;
   done_message.round = round;
@@ -328,13 +343,19 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
   if (const auto gone = gone_.find(id); gone != gone_.end()) {
     if (gone->second.final) {
       out.push_back(Send{id, *gone->second.final});
+      wait_for_it();
     } else {
-      fence(fmt::format("the rendezvous knows that this node {}", gone->second.why));
+      fence_out(fmt::format("the rendezvous knows that this node {}", gone->second.why));
     }
     return out;
   }
   if (phase_ == Phase::ended && recover_until_ && round == round_) {
     out.push_back(Send{id, *final_});  // it comes back to a world that has been ended meanwhile
+    Gone known_end;
+    known_end.why = "the job had ended";
+    known_end.final = final_;
+    remember(id, std::move(known_end));
+    wait_for_it();
     return out;
   }
   // Unknown: we were restarted, or it comes from a world that is over.
@@ -345,12 +366,13 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
                     slice_fits(registration.slice, registration.node.nproc);
   highest_round_ = std::max(highest_round_, round);
   if (!virgin && !fits) {
-    fence(fmt::format("round {} is over: round {} is what counts now", round.value, round_.value));
+    fence_out(fmt::format("round {} is over: round {} is what counts now", round.value, round_.value));
     return out;
   }
   if (virgin && count(MemberState::waiting) == 0 && nodes_.empty()) start_over();
   if (auto refused = refusal(registration.node)) {
     out.push_back(Send{id, *refused});
+    wait_for_it();
     return out;
   }
   if (virgin) {
@@ -397,8 +419,11 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
 // --- who goes -----------------------------------------------------------------------------------------------------
 
 void Membership::heard(const NodeId& node, TimePoint now) {
-  if (const auto found = nodes_.find(node); found != nodes_.end())
+  if (const auto found = nodes_.find(node); found != nodes_.end()) {
     found->second.heard = std::max(found->second.heard, now);
+  } else if (const auto old = residue_.find(node); old != residue_.end()) {
+    old->second = std::max(old->second, now);  // of the ended job; it still stops its workers
+  }
 }
 
 Actions Membership::disconnected(const NodeId& id, TimePoint now) {
@@ -410,6 +435,11 @@ Actions Membership::disconnected(const NodeId& id, TimePoint now) {
     erase(id, "the job had ended");
     return out;
   }
+  if (found->second.leaving) {  // its workers were stopped before it closed; nobody expects it back
+    erase(id, "left");
+    try_form(now, out);
+    return out;
+  }
   found->second.closed = now;
   if (found->second.state == MemberState::waiting) ++closed_waiting_;
   look_again_at(now + kCloseGrace);
@@ -418,29 +448,59 @@ Actions Membership::disconnected(const NodeId& id, TimePoint now) {
 
 Actions Membership::on(const NodeId& id, const rdzv::Leave& leave, TimePoint now) {
   Actions out;
-  if (residue_.erase(id) != 0) try_form(now, out);
-  if (!nodes_.contains(id)) return out;
-  if (phase_ == Phase::ended) {
-    erase(id, "the job had ended");
-    return out;
-  }
-  depart(id, "left: " + leave.reason, false, now, out);
+  // After the job's end: as long as it is connected it may have workers, whatever it says.
+  if (!nodes_.contains(id) || phase_ == Phase::ended) return out;
+  this->leave(id, "left: " + leave.reason, now, out);
   try_form(now, out);
   return out;
 }
 
-// A node is out. `close`: tell the server to close its connection.
+// A node goes of its own will. While it has workers it stays a member that stops them: the next round waits for that,
+// the others hear of it now.
+void Membership::leave(const NodeId& id, const std::string& why, TimePoint now, Actions& out) {
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end() || found->second.leaving) return;
+  Node& node = found->second;
+  if (node.closed || (node.state != MemberState::running && node.state != MemberState::stopping)) {
+    depart(id, why, false, now, out);
+    return;
+  }
+  const MemberState before = node.state;
+  ++totals_.departed;
+  node.leaving = true;
+  set_state(node, MemberState::stopping);
+  const std::string host = node.info.host;
+  member_went(before, host, fmt::format("{} {}", host, why), now, out);
+}
+
+// A node is out. `close`: tell the server to close its connection. One that is out already (the end of the job took it
+// along) is passed over.
 void Membership::depart(const NodeId& id, const std::string& why, bool close, TimePoint now, Actions& out) {
-  const Node node = nodes_.at(id);
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end()) return;
+  const MemberState state = found->second.state;
+  const bool was_leaving = found->second.leaving;
+  const std::string host = found->second.info.host;
   erase(id, why);
   if (close) out.push_back(Drop{id, why});
-  const std::string what = fmt::format("{} {}", node.info.host, why);
+  const std::string what = fmt::format("{} {}", host, why);
   if (phase_ == Phase::ended) return;
-  if (node.state == MemberState::waiting) {
+  if (was_leaving) {
+    out.push_back(News{what});
+    return;
+  }
+  ++totals_.departed;
+  if (state == MemberState::waiting) {
     out.push_back(News{what});
     if (phase_ == Phase::forming && static_cast<std::int64_t>(available()) < min_nodes()) last_call_.reset();
     return;
   }
+  member_went(state, host, what, now, out);
+}
+
+// What the loss of a member means for the job. The node may still be there, stopping.
+void Membership::member_went(MemberState state, const std::string& host, const std::string& what, TimePoint now,
+                             Actions& out) {
   out.push_back(News{what});
   if (phase_ == Phase::forming) {
     // It belonged to the round that ends: the failure that ended it was an echo of this loss.
@@ -448,11 +508,11 @@ void Membership::depart(const NodeId& id, const std::string& why, bool close, Ti
       --restart_count_;
       counted_ = false;
       if (quick_failures_ > 0) --quick_failures_;
-      out.push_back(News{fmt::format("the last failure is not counted: {} went in the same round", node.info.host)});
+      out.push_back(News{fmt::format("the last failure is not counted: {} went in the same round", host)});
     }
     return;
   }
-  if (node.state == MemberState::finished) {
+  if (state == MemberState::finished) {
     // Its part was done. Others hear of it, nothing else changes.
     check_barrier(now, out);
     return;
@@ -514,6 +574,7 @@ void Membership::add_failure(const FailureRecord& record) {
     found->unix_time = first_time;
     return;
   }
+  ++totals_.failures;
   if (failures_.size() < kFailuresKept) failures_.push_back(record);
   failure_history_.push_back(record);
   if (failure_history_.size() > rdzv::kMaxFailures) failure_history_.pop_front();
@@ -543,6 +604,7 @@ void Membership::judge(const rdzv::Failure& failure, TimePoint now, Actions& out
   }
   if (end_why.empty()) {
     ++restart_count_;
+    ++totals_.restarts;
     quick_failures_ = quick_in_a_row;
     counted_ = true;
     begin_restart(fmt::format("{}; restart {} of {}", what, restart_count_, config_.max_restarts), now, out);
@@ -654,7 +716,7 @@ bool Membership::drain(const std::string& node, const std::string& reason, TimeP
     shutdown.cause = rdzv::ShutdownCause::drained;
     shutdown.reason = reason;
     actions.push_back(Send{id, shutdown});
-    depart(id, "was drained: " + reason, false, now, actions);
+    leave(id, "was drained: " + reason, now, actions);
   }
   try_form(now, actions);
   return true;
@@ -681,14 +743,17 @@ void Membership::begin_restart(const std::string& reason, TimePoint now, Actions
       continue;
     }
     set_state(node, MemberState::stopping);
-    if (!node.closed) out.push_back(Send{id, restart});
+    if (!node.closed && !node.leaving) out.push_back(Send{id, restart});
   }
   try_form(now, out);
 }
 
 void Membership::try_form(TimePoint now, Actions& out) {
   if (phase_ != Phase::forming || recover_until_ || count(MemberState::stopping) > 0) return;
-  if (!residue_.empty()) return;
+  if (!residue_.empty()) {  // looked at again when they go
+    if (last_call_ && now >= *last_call_) last_call_ = now + kCloseGrace;
+    return;
+  }
   const auto here = static_cast<std::int64_t>(available());
   if (here < min_nodes() || here == 0) {
     last_call_.reset();
@@ -913,7 +978,7 @@ Actions Membership::tick(TimePoint now) {
     }
   }
   if (last_call_ && now >= *last_call_) try_form(now, out);
-  if (nodes_.empty()) scan_at_.reset();
+  if (nodes_.empty() && residue_.empty()) scan_at_.reset();
   return out;
 }
 

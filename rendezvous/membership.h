@@ -62,10 +62,11 @@ struct JobStatus {
 // One job (run id): who is in which round. Decides; never does: no I/O, no clock, no logging. Same calls, same answers.
 //
 // A node waits (in the pool), is a member of the round (running, finished, resumable), or stops its workers so that the
-// next round can form. Invariants, checked by check() after every call in the property test:
+// next round can form. One that leaves still has workers: it counts as stopping until its connection closes.
+// Invariants, checked by check() after every call in the property test:
 //   I1  In the round no rank is given twice: the members' rank intervals are disjoint and lie in 0..world_size-1.
 //   I2  Never two live worlds: a new round forms only when every member of the old one has stopped its workers (Join,
-//       Leave), its connection has closed, or it was silent for T_lost, when its own lease has already ended them.
+//       Done), its connection has closed, or it was silent for T_lost, when its own lease has already ended them.
 //   I3  Every waiter is answered: each node in the pool gets an Assignment, Finished or Shutdown, or leaves; while it
 //       waits next_deadline() is never empty, except for a spare, which the end of the job or a loss answers.
 //   I4  Every round completes or expires: a forming round with nodes in it has a deadline.
@@ -109,7 +110,7 @@ class Membership {
 
   std::string why_waiting(TimePoint now) const;  // "2 of 4..8 nodes are here (a, b); at least 2 more are needed"
   JobStatus status(TimePoint now) const;
-  rdzv::Roster roster() const;
+  std::vector<rdzv::RosterEntry> roster() const;  // in the order of ranks, waiting nodes last
 
   bool empty() const { return nodes_.empty() && residue_.empty(); }
   Phase phase() const { return phase_; }
@@ -117,6 +118,13 @@ class Membership {
   const RunId& run_id() const { return run_id_; }
   rdzv::Backend backend() const { return config_.backend; }
   std::int64_t restart_count() const { return restart_count_; }
+  // Since this object was made, for the metrics.
+  struct Totals {
+    std::uint64_t restarts = 0;  // counted ones, also those that were refunded later
+    std::uint64_t failures = 0;  // of workers; one that is told twice counts once
+    std::uint64_t departed = 0;  // nodes that left, were drained or lost
+  };
+  const Totals& totals() const { return totals_; }
   bool knows(const NodeId& node) const { return nodes_.contains(node); }
   std::size_t size() const { return nodes_.size(); }
   std::size_t count(rdzv::MemberState state) const { return counts_[static_cast<std::size_t>(state)]; }
@@ -135,8 +143,10 @@ class Membership {
     std::optional<std::int64_t> place;  // group rank in the last round that it was in
     Round in_round;                     // that round
     rdzv::Assignment slice;
+    bool leaving = false;  // said so, or was drained: stops its workers, then closes
   };
   struct Gone {
+    std::uint64_t number = 0;
     std::string why;
     std::optional<rdzv::ServerMessage> final;  // what an ended job told everybody
   };
@@ -150,6 +160,9 @@ class Membership {
   void start_over();
 
   void depart(const NodeId& node, const std::string& why, bool close, TimePoint now, Actions& out);
+  void leave(const NodeId& node, const std::string& why, TimePoint now, Actions& out);
+  void member_went(rdzv::MemberState state, const std::string& host, const std::string& what, TimePoint now,
+                   Actions& out);
   void begin_restart(const std::string& reason, TimePoint now, Actions& out);
   void newcomer(const Node& node, TimePoint now, Actions& out);
   void add_failure(const FailureRecord& record);
@@ -202,10 +215,14 @@ class Membership {
   std::int64_t recover_missing_ = 0;
   std::optional<TimePoint> scan_at_;  // lower bound of all per-node deadlines
 
-  std::map<NodeId, TimePoint> residue_;  // members of an ended job that have not gone; when they were last heard
+  // Nodes that may still have workers of an earlier world, and when they were last heard: members of an ended job that
+  // have not gone, members of an old round that have been fenced. No round forms before they are gone or have joined.
+  std::map<NodeId, TimePoint> residue_;
   std::unordered_map<NodeId, Gone> gone_;
-  std::deque<NodeId> gone_order_;
+  std::deque<std::pair<NodeId, std::uint64_t>> gone_order_;
+  std::uint64_t gone_number_ = 0;
   std::string own_address_;
+  Totals totals_;
 };
 
 }  // namespace ddprun::rendezvous

@@ -129,8 +129,9 @@ JobStatus Membership::status(TimePoint now) const {
   return s;
 }
 
-rdzv::Roster Membership::roster() const {
-  rdzv::Roster roster;
+std::vector<rdzv::RosterEntry> Membership::roster() const {
+  std::vector<rdzv::RosterEntry> roster;
+  roster.reserve(nodes_.size());
   for (const auto& [id, node] : nodes_) {
     rdzv::RosterEntry e;
     e.node_id = id.value;
@@ -138,9 +139,16 @@ rdzv::Roster Membership::roster() const {
     e.address = node.info.address;
     e.nproc = node.info.nproc;
     e.state = node.state;
-    if (node.state != MemberState::waiting) e.group_rank = node.slice.group_rank.value;
-    roster.entries.push_back(std::move(e));
+    if (node.state != MemberState::waiting && node.in_round == round_) {
+      e.group_rank = node.slice.group_rank.value;
+      e.first_rank = node.slice.first_rank.value;
+    }
+    roster.push_back(std::move(e));
   }
+  std::stable_sort(roster.begin(), roster.end(), [](const rdzv::RosterEntry& a, const rdzv::RosterEntry& b) {
+    if ((a.group_rank < 0) != (b.group_rank < 0)) return b.group_rank < 0;
+    return a.group_rank < b.group_rank;
+  });
   return roster;
 }
 

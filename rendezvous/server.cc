@@ -5,7 +5,6 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <deque>
 #include <exception>
 #include <map>
 #include <unordered_map>
@@ -13,6 +12,8 @@
 
 #include "common/log.h"
 #include "rendezvous/agent_session.h"
+#include "rendezvous/job.h"
+#include "rendezvous/operator_desk.h"
 
 namespace ddprun::rendezvous {
 
@@ -23,25 +24,13 @@ namespace {
 
 constexpr std::size_t kNewsKept = 100;
 constexpr std::size_t kIdleJobsKept = 1'000;
-constexpr std::chrono::seconds kPulse{1};  // how often we notice that we did not run
-constexpr std::chrono::seconds kStall{2};  // a longer gap is our fault, not the agents'
-constexpr std::chrono::seconds kFlightLimit{5};
+constexpr std::chrono::seconds kPulse{1};        // how often we notice that we did not run
+constexpr std::chrono::seconds kStall{2};        // a longer gap is our fault, not the agents'
+constexpr std::chrono::seconds kReadMargin{10};  // beyond T_lost: after that nobody looks at the node any more
 
 }  // namespace
 
 struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::Impl> {
-  struct Job {
-    explicit Job(const RunId& run_id) : membership(run_id) {}
-    Membership membership;
-    std::unordered_map<NodeId, std::shared_ptr<AgentSession>> sessions;
-    std::deque<std::string> news;
-    TimePoint last_change;
-  };
-  struct FlightWait {
-    std::weak_ptr<AgentSession> asker;
-    std::map<NodeId, std::pair<std::string, std::int64_t>> missing;  // host, group rank
-  };
-
   Impl(asio::io_context& context, ServerOptions o)
       : io(context), options(std::move(o)), timer(context), pulse(context) {}
 
@@ -50,6 +39,9 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     std::weak_ptr<Impl> weak = shared_from_this();
     store->on_foreign(rdzv::kMagic.front(), [weak](tcp::socket socket, std::string bytes) {
       if (const auto self = weak.lock()) self->accept(std::move(socket), std::move(bytes));
+    });
+    desk = std::make_shared<OperatorDesk>(io, jobs, options.token, [this](Job& job, Actions actions, TimePoint now) {
+      apply(job, std::move(actions), now);
     });
     last_pulse = SteadyClock::now();
     beat();
@@ -63,7 +55,12 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
       if (const auto self = weak.lock()) self->on_agent(session, std::move(message));
     };
     handlers.on_operator = [weak](AgentSession& session, rdzv::OperatorMessage message) {
-      if (const auto self = weak.lock()) self->on_operator(session, std::move(message));
+      const auto self = weak.lock();
+      if (self && !self->closed) self->desk->on_message(session, std::move(message));
+    };
+    handlers.on_drained = [weak](AgentSession& session) {
+      const auto self = weak.lock();
+      if (self && !self->closed) self->desk->on_drained(session);
     };
     handlers.on_end = [weak](AgentSession& session, bool lost, const std::string& why) {
       if (const auto self = weak.lock()) self->on_end(session, lost, why);
@@ -105,13 +102,13 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   void on_agent(AgentSession& session, rdzv::AgentMessage message) {
     const TimePoint now = SteadyClock::now();
     if (auto* join = std::get_if<rdzv::Join>(&message)) {
-      Job& job = introduce(session, join->node);
-      apply(job, job.membership.on(*join, now), now);
+      Job* job = introduce(session, join->node, join->connection);
+      if (job != nullptr) apply(*job, job->membership.on(*join, now), now);
       return;
     }
     if (auto* registration = std::get_if<rdzv::Register>(&message)) {
-      Job& job = introduce(session, registration->node);
-      apply(job, job.membership.on(*registration, now), now);
+      Job* job = introduce(session, registration->node, registration->connection);
+      if (job != nullptr) apply(*job, job->membership.on(*registration, now), now);
       return;
     }
     const auto found = jobs.find(session.run_id);
@@ -128,49 +125,56 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
       if (beat_message->want_reason) ack.reason = membership.why_waiting(now);
       session.send(ack);
     } else if (auto* leave = std::get_if<rdzv::Leave>(&message)) {
-      ++counters.nodes_lost;
       apply(job, membership.on(session.node_id, *leave, now), now);
     } else if (auto* failure = std::get_if<rdzv::Failure>(&message)) {
-      ++counters.worker_failures;
       const auto wall = std::chrono::system_clock::now().time_since_epoch();
       failure->record.unix_time = std::chrono::duration_cast<std::chrono::milliseconds>(wall) - failure->age;
-      const auto restarts = membership.restart_count();
-      Actions actions = membership.on(session.node_id, *failure, now);
-      if (membership.restart_count() > restarts) ++counters.restarts;
-      apply(job, std::move(actions), now);
+      apply(job, membership.on(session.node_id, *failure, now), now);
     } else if (auto* done = std::get_if<rdzv::Done>(&message)) {
       apply(job, membership.on(session.node_id, *done, now), now);
-    } else if (std::holds_alternative<rdzv::RosterRequest>(message)) {
-      session.send(membership.roster());
     } else if (auto* flight = std::get_if<rdzv::FlightReply>(&message)) {
-      on_flight(session, *flight);
+      desk->on_flight(session, *flight);
     }
   }
 
-  // The session speaks for this node from now on; an older connection of it is closed.
-  Job& introduce(AgentSession& session, const rdzv::NodeInfo& node) {
+  // The session speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is
+  // closed itself.
+  Job* introduce(AgentSession& session, const rdzv::NodeInfo& node, std::uint64_t connection) {
     if (!session.node_id.value.empty() && (session.node_id != node.node_id || session.run_id != node.run_id)) {
-      if (const auto old = jobs.find(session.run_id); old != jobs.end()) old->second.sessions.erase(session.node_id);
+      log_warning("agent {}: one connection speaks for {} and {}: connection closed", session.peer(),
+                  session.node_id.value, node.node_id.value);
+      session.close("it speaks for two nodes");
+      return nullptr;
     }
-    session.run_id = node.run_id;
-    session.node_id = node.node_id;
     Job& job = job_of(node.run_id);
     auto& slot = job.sessions[node.node_id];
-    if (slot.get() != &session) {
-      if (slot) {
-        slot->node_id = NodeId();
-        slot->close("replaced by a newer connection");
+    if (slot && slot.get() != &session) {
+      if (slot->connection > connection) {  // sent before the node opened its newest connection, and late
+        session.close("the node has a newer connection");
+        return nullptr;
       }
-      slot = session.shared_from_this();
+      slot->node_id = NodeId();
+      slot->close("replaced by a newer connection");
     }
+    slot = session.shared_from_this();
+    session.run_id = node.run_id;
+    session.node_id = node.node_id;
+    session.connection = connection;
+    const Duration patience = node.lease() + Membership::kLostMargin + kReadMargin;
+    session.read_limit = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
     if (!session.peer_is_loopback() && !session.own_address().empty()) {
       job.membership.set_own_address(session.own_address());
     }
-    return job;
+    return &job;
   }
 
   void on_end(AgentSession& session, bool lost, const std::string& why) {
     sessions.erase(&session);
+    forget(session, lost, why);
+    if (!closed) desk->on_end(session);
+  }
+
+  void forget(AgentSession& session, bool lost, const std::string& why) {
     const auto found = jobs.find(session.run_id);
     if (closed || session.node_id.value.empty() || found == jobs.end()) return;
     Job& job = found->second;
@@ -187,6 +191,11 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
 
   void apply(Job& job, Actions actions, TimePoint now) {
     job.last_change = now;
+    const Membership::Totals& totals = job.membership.totals();
+    counters.restarts += totals.restarts - job.counted.restarts;
+    counters.worker_failures += totals.failures - job.counted.failures;
+    counters.nodes_lost += totals.departed - job.counted.departed;
+    job.counted = totals;
     bool hooked = false;
     for (Action& action : actions) {
       if (auto* send = std::get_if<Send>(&action)) {
@@ -200,7 +209,6 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
         const auto found = job.sessions.find(send->node);
         if (found != job.sessions.end()) found->second->send(send->message);
       } else if (auto* drop = std::get_if<Drop>(&action)) {
-        ++counters.nodes_lost;
         const auto found = job.sessions.find(drop->node);
         if (found == job.sessions.end()) continue;
         const auto session = found->second;
@@ -273,114 +281,13 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     });
   }
 
-  // --- operators
-
-  bool may_command(const AgentSession& session, const std::string& token) const {
-    return session.peer_is_loopback() || (!options.token.empty() && token == options.token);
-  }
-
-  void answer(AgentSession& session, bool ok, std::string text) {
-    rdzv::Reply reply;
-    reply.ok = ok;
-    reply.text = std::move(text);
-    session.send(reply);
-  }
-
-  void on_operator(AgentSession& session, rdzv::OperatorMessage message) {
-    const TimePoint now = SteadyClock::now();
-    static constexpr const char* kDenied =
-        "refused: drain and stop are taken from loopback or with the daemon's token (--token-file) only";
-    if (auto* status = std::get_if<rdzv::StatusRequest>(&message)) {
-      answer(session, true, status_json(status->run_id, now));
-    } else if (auto* drain = std::get_if<rdzv::DrainRequest>(&message)) {
-      if (!may_command(session, drain->token)) return answer(session, false, kDenied);
-      std::size_t done = 0;
-      for (auto& [id, job] : jobs) {
-        if (!drain->run_id.empty() && id.value != drain->run_id) continue;
-        Actions actions;
-        if (job.membership.drain(drain->node, "ddpctl drain", now, actions)) ++done;
-        apply(job, std::move(actions), now);
-      }
-      answer(session, done > 0, done > 0 ? "drained " + drain->node : "no node '" + drain->node + "' is in a job here");
-    } else if (auto* stop = std::get_if<rdzv::StopRequest>(&message)) {
-      if (!may_command(session, stop->token)) return answer(session, false, kDenied);
-      const auto found = jobs.find(RunId(stop->run_id));
-      if (found == jobs.end() || found->second.membership.empty() || found->second.membership.phase() == Phase::ended) {
-        return answer(session, false, "no job '" + stop->run_id + "' runs here");
-      }
-      apply(found->second, found->second.membership.stop("stopped with ddpctl stop", now), now);
-      answer(session, true, "stopping " + stop->run_id);
-    } else if (auto* flight = std::get_if<rdzv::FlightQuery>(&message)) {
-      ask_flight(session, *flight);
-    }
-  }
-
-  std::string status_json(const std::string& run_id, TimePoint now) const {
-    std::vector<JobStatus> all;
-    std::map<std::string, std::vector<std::string>> news;
-    for (const auto& [id, job] : jobs) {
-      if (!run_id.empty() && id.value != run_id) continue;
-      if (job.membership.empty() && job.membership.phase() != Phase::ended) continue;
-      all.push_back(job.membership.status(now));
-      news[id.value].assign(job.news.begin(), job.news.end());
-    }
-    return to_status_json(all, news);
-  }
-
-  void ask_flight(AgentSession& session, const rdzv::FlightQuery& query) {
-    const auto found = jobs.find(RunId(query.run_id));
-    if (found == jobs.end() || found->second.sessions.empty()) {
-      return answer(session, false, "no job '" + query.run_id + "' runs here");
-    }
-    const std::uint64_t id = ++flight_ids;
-    FlightWait& wait = flights[id];
-    wait.asker = session.weak_from_this();
-    rdzv::FlightRequest request;
-    request.id = id;
-    for (const NodeStatus& node : found->second.membership.status(SteadyClock::now()).nodes) {
-      const auto agent = found->second.sessions.find(node.node_id);
-      if (node.group_rank < 0 || agent == found->second.sessions.end()) continue;
-      wait.missing[node.node_id] = std::make_pair(node.host, node.group_rank);
-      agent->second->send(request);
-    }
-    auto limit = std::make_shared<asio::steady_timer>(io, kFlightLimit);
-    limit->async_wait([weak = std::weak_ptr<Impl>(shared_from_this()), limit, id](const boost::system::error_code&) {
-      if (const auto self = weak.lock()) self->end_flight(id);
-    });
-    if (wait.missing.empty()) end_flight(id);
-  }
-
-  void on_flight(AgentSession& session, rdzv::FlightReply& reply) {
-    const auto found = flights.find(reply.id);
-    if (found == flights.end()) return;
-    const auto node = found->second.missing.find(session.node_id);
-    if (node == found->second.missing.end()) return;
-    rdzv::FlightPart part;
-    part.host = node->second.first;
-    part.group_rank = node->second.second;
-    part.bytes = std::move(reply.bytes);
-    found->second.missing.erase(node);
-    if (const auto asker = found->second.asker.lock()) asker->send(part);
-    if (found->second.missing.empty()) end_flight(reply.id);
-  }
-
-  void end_flight(std::uint64_t id) {
-    const auto found = flights.find(id);
-    if (found == flights.end()) return;
-    std::string text;
-    for (const auto& [node, where] : found->second.missing) {
-      text += (text.empty() ? "no answer from " : ", ") + where.first;
-    }
-    if (const auto asker = found->second.asker.lock()) answer(*asker, found->second.missing.empty(), text);
-    flights.erase(found);
-  }
-
   void close() {
     if (closed) return;
     closed = true;
     timer.cancel();
     pulse.cancel();
     if (store) store->close();
+    if (desk) desk->close();
     const auto all = std::exchange(sessions, {});
     for (const auto& [key, session] : all) session->close("the rendezvous stops");
     for (auto& [id, job] : jobs) job.sessions.clear();
@@ -389,10 +296,9 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   asio::io_context& io;
   ServerOptions options;
   std::unique_ptr<StoreServer> store;
-  std::map<RunId, Job> jobs;
+  Jobs jobs;
+  std::shared_ptr<OperatorDesk> desk;
   std::unordered_map<AgentSession*, std::shared_ptr<AgentSession>> sessions;
-  std::map<std::uint64_t, FlightWait> flights;
-  std::uint64_t flight_ids = 0;
   std::function<void()> static_hook;
   ServerCounters counters;
   asio::steady_timer timer, pulse;

@@ -141,7 +141,7 @@ std::string to_metrics(MetricsFormat format, const std::vector<JobStatus>& jobs,
   counter("ddprun_agent_connections", "Connections of agents that were accepted", counters.agent_connections);
   counter("ddprun_rounds", "Rounds that were completed", counters.rounds);
   counter("ddprun_counted_restarts", "Restarts that were counted against a budget", counters.restarts);
-  counter("ddprun_worker_failures", "Reports of failed workers", counters.worker_failures);
+  counter("ddprun_worker_failures", "Failures of workers that the nodes reported", counters.worker_failures);
   counter("ddprun_nodes_departed", "Nodes that left or were lost", counters.nodes_lost);
   counter("ddprun_nodes_expired", "Nodes whose join timeout passed", counters.expired);
   const auto gauge = [&](std::string_view name, std::string_view help, std::size_t value) {

@@ -13,10 +13,10 @@ namespace ddprun::rendezvous {
 struct ServerCounters {
   std::uint64_t agent_connections = 0;
   std::uint64_t rounds = 0;
-  std::uint64_t restarts = 0;         // counted ones
-  std::uint64_t worker_failures = 0;  // reports
-  std::uint64_t nodes_lost = 0;       // left, closed or silent
-  std::uint64_t expired = 0;          // nodes that waited in vain
+  std::uint64_t restarts = 0;  // counted ones
+  std::uint64_t worker_failures = 0;
+  std::uint64_t nodes_lost = 0;  // left, closed or silent
+  std::uint64_t expired = 0;     // nodes that waited in vain
 };
 
 // What `ddpctl status --json` prints: {"jobs": [{"run_id", "state": "forming|running|ended", "round", "nnodes_min",

@@ -140,6 +140,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   }
 
   void watch_listeners() {
+    if (held) return;
     for (std::size_t i = 0; i < listeners.size(); ++i) {
       epoll_event event{};
       event.events = EPOLLIN;
@@ -223,6 +224,10 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
       if (taken == kAccepts) return taken;
       const int fd = ::accept4(from, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       if (fd >= 0) {
+        if (held && has_ended(fd)) {
+          ::close(fd);
+          continue;
+        }
         if (options.max_connections > 0 && live >= options.max_connections) {
           refuse_for_want_of_descriptors(fd, "max_connections");
           continue;
@@ -639,6 +644,33 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
     ::malloc_trim(0);
   }
 
+  void hold() {
+    if (closed || held) return;
+    held = true;
+    for (const UniqueFd& fd : listeners) ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, fd.get(), nullptr);
+    for (auto& connection : connections) {
+      if (connection) drop(*connection);
+    }
+    store.clear();
+    ::malloc_trim(0);
+  }
+
+  void serve() {
+    if (closed || !held) return;
+    for (std::size_t i = 0; i < listeners.size(); ++i) {
+      while (accept_all(i) == kAccepts) {
+      }
+    }
+    held = false;
+    watch_listeners();
+  }
+
+  static bool has_ended(int fd) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    return ::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state != TCP_ESTABLISHED;
+  }
+
   void close() {
     if (closed) return;
     closed = true;
@@ -661,6 +693,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   SessionLimits limits;
   Listener listener;
   std::vector<UniqueFd> listeners;  // all on the one port
+  bool held = false;                // between hold() and serve()
   UniqueFd epoll;
   UniqueFd spare;
   asio::posix::stream_descriptor events_source;
@@ -703,6 +736,8 @@ void StoreServer::on_foreign(char first_byte, Foreign handler) {
 }
 
 void StoreServer::clear() { impl_->clear(); }
+void StoreServer::hold() { impl_->hold(); }
+void StoreServer::serve() { impl_->serve(); }
 void StoreServer::close() { impl_->close(); }
 std::uint16_t StoreServer::port() const { return impl_->listener.port; }
 std::size_t StoreServer::connections() const { return impl_->live; }

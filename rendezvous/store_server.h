@@ -63,6 +63,11 @@ class StoreServer {
 
   // Closes all c10d connections and empties the store; goes on listening. Handed-over connections are not touched.
   void clear();
+  // Between two rounds on one port. hold(): closes all c10d connections, empties the store, and takes no new ones: they
+  // wait in the kernel's queue. serve(): takes them, but for those whose client has ended meanwhile (a worker of the
+  // old round that was stopped).
+  void hold();
+  void serve();
   // Also stops listening. Idempotent.
   void close();
 

@@ -33,7 +33,13 @@ def note(**more):
 def end(code):
     note(end=time.monotonic(), code=code)
     os._exit(code)
-signal.signal(signal.SIGTERM, lambda *_: end(int(os.environ.get("TEST_TERM_CODE", "143"))))
+def term(*_):
+    limit = time.monotonic() + float(os.environ.get("TEST_TERM_DELAY", "0"))
+    while time.monotonic() < limit:
+        time.sleep(0.02)
+        note()
+    end(int(os.environ.get("TEST_TERM_CODE", "143")))
+signal.signal(signal.SIGTERM, term)
 note()
 orders = [f"{folder}/stop", f"{folder}/rank{me['rank']}", f"{folder}/rank{me['rank']}.round{me['round']}"]
 while True:
@@ -212,108 +218,7 @@ class RendezvousTest(unittest.TestCase):
                               text=True, timeout=LIMIT, env=self.environment(), check=False)
 
 
-class Hosts:
-    """N hosts 10.84.X.1.. in network namespaces on one bridge. Root only. Impairments are silent: no FIN, no RST."""
-
-    def __init__(self, count, number=0):
-        self.base = f"dr{os.getpid() % 100000}x{number}"
-        self.net = f"10.84.{number}"
-        self.count, self.down = count, set()
-        self.hub = f"{self.base}h"
-
-    @staticmethod
-    def possible():
-        if os.geteuid() != 0:
-            return "needs root for network namespaces"
-        for tool in ("ip", "nft"):
-            if shutil.which(tool) is None and not os.path.exists(f"/usr/sbin/{tool}"):
-                return f"needs {tool}"
-        probe = subprocess.run(["ip", "netns", "add", f"drp{os.getpid()}"], capture_output=True, text=True, check=False,
-                               env={**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"})
-        if probe.returncode != 0:
-            return "cannot make network namespaces: " + probe.stderr.strip()
-        Hosts._do("ip", "netns", "del", f"drp{os.getpid()}")
-        return None
-
-    @staticmethod
-    def _do(*words, check=True, stdin=None):
-        env = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
-        done = subprocess.run(words, capture_output=True, text=True, env=env, input=stdin, check=False)
-        if check and done.returncode != 0:
-            raise AssertionError(f"{' '.join(words)}: {done.stderr}")
-        return done
-
-    def ns(self, i):
-        return f"{self.base}n{i}"
-
-    def up(self):
-        self._do("ip", "netns", "add", self.hub)
-        self._do("ip", "-n", self.hub, "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
-        self._do("ip", "-n", self.hub, "link", "set", "br0", "up")
-        for i in range(1, self.count + 1):
-            self._do("ip", "netns", "add", self.ns(i))
-            self._do("ip", "-n", self.hub, "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", self.ns(i))
-            self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "master", "br0", "up")
-            self._do("ip", "-n", self.ns(i), "link", "set", "lo", "up")
-            self._do("ip", "-n", self.ns(i), "addr", "add", f"{self.net}.{i}/24", "dev", "eth0")
-            self._do("ip", "-n", self.ns(i), "link", "set", "eth0", "up")
-
-    def close(self):
-        for name in [self.ns(i) for i in range(1, self.count + 1)] + [self.hub]:
-            pids = self._do("ip", "netns", "pids", name, check=False).stdout.split()
-            for pid in pids:
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except OSError:
-                    pass
-            self._do("ip", "netns", "del", name, check=False)
-
-    def on(self, i):
-        """Words before a command that make it run on host i."""
-        return ("/usr/sbin/ip" if os.path.exists("/usr/sbin/ip") else "ip", "netns", "exec", self.ns(i))
-
-    def ip(self, i):
-        return f"{self.net}.{i}"
-
-    def cut(self, i, source=None):
-        """Drops silently what host i receives (from `source`, or all but loopback), and without source what it sends."""
-        where = f"ip saddr {self.ip(source)}" if source else 'iifname "eth0"'
-        rules = f"add table inet cut\nadd chain inet cut in {{ type filter hook input priority 0; }}\nadd rule inet cut in {where} drop\n"
-        if source is None:
-            rules += ("add chain inet cut out { type filter hook postrouting priority 0; }\n"
-                      'add rule inet cut out oifname "eth0" drop\n')
-        self._do(*self.on(i), "nft", "-f", "-", stdin=rules)
-
-    def heal(self, i):
-        self._do(*self.on(i), "nft", "delete", "table", "inet", "cut", check=False)
-
-    def crash(self, i):
-        """A power cut: the link first, then all processes; nothing of it is heard outside."""
-        self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "down")
-        for _ in range(100):
-            pids = self._do("ip", "netns", "pids", self.ns(i)).stdout.split()
-            if not pids:
-                break
-            for pid in pids:
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except OSError:
-                    pass
-            time.sleep(0.01)
-        # Sockets of the dead would answer with RST after the link is back: a rebooted host has none of them.
-        self._do("ip", "-n", self.hub, "link", "del", f"v{i}")
-
-    def boot(self, i):
-        self._do("ip", "netns", "del", self.ns(i))
-        self._do("ip", "netns", "add", self.ns(i))
-        self._do("ip", "-n", self.hub, "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", self.ns(i))
-        self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "master", "br0", "up")
-        self._do("ip", "-n", self.ns(i), "link", "set", "lo", "up")
-        self._do("ip", "-n", self.ns(i), "addr", "add", f"{self.net}.{i}/24", "dev", "eth0")
-        self._do("ip", "-n", self.ns(i), "link", "set", "eth0", "up")
-
-
-def hello(version=1, kind=1):
+def hello(version=2, kind=1):
     return b"DDPRRDZV" + struct.pack("<HB", version, kind)
 
 

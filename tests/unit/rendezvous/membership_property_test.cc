@@ -18,14 +18,15 @@ constexpr milliseconds kStopLimit{3'000};  // an agent whose lease is over has e
 
 struct Agent {
   rdzv::NodeInfo info;
-  enum class Doing { absent, waiting, working, done, failed, stopping, answered } doing = Doing::absent;
+  enum class Doing { absent, waiting, working, done, failed, stopping, leaving, answered } doing = Doing::absent;
   bool reachable = true;  // false: packets are lost both ways
   Round round;            // of the last Assignment
   rdzv::Assignment slice;
   TimePoint answered;  // of its last message that the rendezvous got
   TimePoint waiting_since;
   bool resume = false;
-  bool workers_alive() const { return doing == Doing::working; }
+  bool workers =
+      false;  // some of them may live: from the Assignment to the next Join, the end, or the end of the lease
 };
 
 class World {
@@ -83,13 +84,20 @@ class World {
         if (agent.doing == Agent::Doing::working && chance(60)) fail(agent);
         break;
       case 10:
-        if (agent.doing != Agent::Doing::absent && chance(30)) leave(agent);
+        if (agent.doing == Agent::Doing::leaving) {
+          go(agent);
+        } else if (agent.doing != Agent::Doing::absent && chance(30)) {
+          leave(agent);
+        }
         break;
       case 11:
         if (agent.doing != Agent::Doing::absent && chance(30)) crash(agent);
         break;
       case 12:
-        if (chance(25)) agent.reachable = false;
+        if (chance(25)) {
+          agent.reachable = false;
+          note("is cut off", agent);
+        }
         break;
       case 13:
         if (!agent.reachable) heal(agent);
@@ -102,6 +110,8 @@ class World {
           restart_daemon();
         } else if (chance(3)) {
           take(m_.stop("operator", now_));
+        } else if (chance(10)) {
+          drain(agent);
         } else if (agent.doing == Agent::Doing::answered) {
           go(agent);
         }
@@ -119,7 +129,7 @@ class World {
       for (Agent& agent : agents_) {
         if (agent.doing == Agent::Doing::stopping) join(agent);
         if (agent.doing == Agent::Doing::working && chance(5)) finish(agent);
-        if (agent.doing == Agent::Doing::answered) go(agent);
+        if (agent.doing == Agent::Doing::answered || agent.doing == Agent::Doing::leaving) go(agent);
       }
       advance(milliseconds(500));
       check();
@@ -137,6 +147,13 @@ class World {
 
  private:
   bool chance(unsigned percent) { return random_() % 100 < percent; }
+
+  void note(const std::string& what) {
+    if (trace_) story_ += "\n" + what;
+  }
+  void note(const char* what, const Agent& agent) {
+    if (trace_) note(agent.info.node_id.value + " " + what + (agent.reachable ? "" : " (cut off)"));
+  }
 
   void complain(const std::string& what) {
     if (error_.empty()) error_ = what + story_;
@@ -168,7 +185,9 @@ class World {
   }
 
   void join(Agent& agent) {
+    note("joins", agent);
     agent.doing = Agent::Doing::waiting;
+    agent.workers = false;
     agent.waiting_since = now_;
     if (!agent.reachable) return;
     rdzv::Join join;
@@ -178,7 +197,9 @@ class World {
   }
 
   void finish(Agent& agent) {
+    note("is done", agent);
     agent.doing = Agent::Doing::done;
+    agent.workers = false;
     agent.resume = chance(15);
     if (!agent.reachable) return;
     rdzv::Done done;
@@ -188,6 +209,7 @@ class World {
   }
 
   void fail(Agent& agent) {
+    note("fails", agent);
     agent.doing = Agent::Doing::failed;
     if (!agent.reachable) return;
     deliver(agent, m_.on(agent.info.node_id, failure_of(agent), now_));
@@ -204,33 +226,45 @@ class World {
     return failure;
   }
 
+  // Told to stop: it says so, stops its workers, and goes some time later.
   void leave(Agent& agent) {
-    const NodeId id = agent.info.node_id;
-    const bool reachable = agent.reachable;
-    agent.doing = Agent::Doing::absent;
-    if (!reachable) return;  // its host is up, so its end is seen when the way is open again; here: silence
+    note("leaves", agent);
+    const bool member = agent.workers;
+    agent.doing = member ? Agent::Doing::leaving : Agent::Doing::absent;
+    if (!agent.reachable) return;
     rdzv::Leave leave;
     leave.round = agent.round;
     leave.reason = "told to";
-    take(m_.on(id, leave, now_));
+    deliver(agent, m_.on(agent.info.node_id, leave, now_));
+  }
+
+  void drain(Agent& agent) {
+    note("is drained", agent);
+    Actions actions;
+    if (m_.drain(agent.info.node_id.value, "operator", now_, actions)) take(std::move(actions));
   }
 
   // The process dies with its workers. Its host sends FIN or RST if there is a way.
   void crash(Agent& agent) {
+    note("dies", agent);
     const NodeId id = agent.info.node_id;
     agent.doing = Agent::Doing::absent;
+    agent.workers = false;
     if (agent.reachable) take(m_.disconnected(id, now_));
   }
 
   // The final answer was read: the agent closes and is gone.
   void go(Agent& agent) {
+    note("goes", agent);
     const NodeId id = agent.info.node_id;
     agent.doing = Agent::Doing::absent;
+    agent.workers = false;
     if (agent.reachable) take(m_.disconnected(id, now_));
   }
 
   // The way is open again: the agent, on a new connection, says who it is.
   void heal(Agent& agent) {
+    note("is reachable again", agent);
     agent.reachable = true;
     introduce(agent);
   }
@@ -238,25 +272,36 @@ class World {
   void introduce(Agent& agent) {
     switch (agent.doing) {
       case Agent::Doing::absent:
+        return;
       case Agent::Doing::answered:
+        if (agent.workers) register_again(agent);
         return;
       case Agent::Doing::waiting:
         join(agent);
         return;
-      default: {
-        rdzv::Register registration;
-        registration.node = agent.info;
-        registration.slice = agent.slice;
-        registration.state = agent.doing == Agent::Doing::done
-                                 ? (agent.resume ? rdzv::MemberState::resumable : rdzv::MemberState::finished)
-                             : agent.doing == Agent::Doing::failed ? rdzv::MemberState::stopping
-                                                                   : rdzv::MemberState::running;
-        const bool failed = agent.doing == Agent::Doing::failed;
-        deliver(agent, m_.on(registration, now_));
-        if (failed && agent.doing == Agent::Doing::failed) {
-          deliver(agent, m_.on(agent.info.node_id, failure_of(agent), now_));
-        }
-      }
+      default:
+        register_again(agent);
+    }
+  }
+
+  void register_again(Agent& agent) {
+    rdzv::Register registration;
+    registration.node = agent.info;
+    registration.slice = agent.slice;
+    registration.state = agent.doing == Agent::Doing::done
+                             ? (agent.resume ? rdzv::MemberState::resumable : rdzv::MemberState::finished)
+                         : agent.doing == Agent::Doing::failed ? rdzv::MemberState::stopping
+                                                               : rdzv::MemberState::running;
+    const bool failed = agent.doing == Agent::Doing::failed;
+    const bool leaving = agent.doing == Agent::Doing::leaving;
+    deliver(agent, m_.on(registration, now_));
+    if (leaving) {
+      rdzv::Leave again;
+      again.round = agent.round;
+      deliver(agent, m_.on(agent.info.node_id, again, now_));
+    }
+    if (failed && agent.doing == Agent::Doing::failed) {
+      deliver(agent, m_.on(agent.info.node_id, failure_of(agent), now_));
     }
   }
 
@@ -267,7 +312,7 @@ class World {
     done.round = Round(static_cast<std::int64_t>(random_() % 5));
     rdzv::Failure failure = failure_of(agent);
     failure.record.round = Round(static_cast<std::int64_t>(random_() % 5));
-    const bool would_count = agent.doing == Agent::Doing::working;
+    const bool would_count = agent.workers || agent.doing == Agent::Doing::working;
     if (would_count && done.round == agent.round) return;
     if (would_count && failure.record.round == agent.round) return;
     take(m_.on(agent.info.node_id, done, now_));
@@ -282,10 +327,11 @@ class World {
     for (const Agent& agent : agents_) {
       const bool member = agent.doing == Agent::Doing::working || agent.doing == Agent::Doing::done ||
                           agent.doing == Agent::Doing::failed;
-      cut_off = cut_off || (agent.workers_alive() && !agent.reachable);
+      cut_off = cut_off || (agent.workers && !agent.reachable);
       witness = witness || (member && agent.reachable);
     }
     if (cut_off && !witness) return;
+    note("the daemon is restarted");
     m_ = Membership(RunId("job"));
     // Those that can reach it are back within a second, in any order, before fresh nodes come.
     std::vector<Agent*> order;
@@ -310,8 +356,10 @@ class World {
         if (agent.reachable) {
           m_.heard(agent.info.node_id, now_);
           agent.answered = now_;
-        } else if (agent.doing == Agent::Doing::working && now_ >= agent.answered + agent.info.lease() + kStopLimit) {
-          agent.doing = Agent::Doing::stopping;  // its lease is over and its workers are dead
+        } else if (agent.workers && now_ >= agent.answered + agent.info.lease() + kStopLimit) {
+          agent.workers = false;  // its lease is over
+          note("has no workers any more", agent);
+          if (agent.doing == Agent::Doing::working) agent.doing = Agent::Doing::stopping;
         }
       }
       if (const auto due = m_.next_deadline(); due && *due <= now_) {
@@ -341,18 +389,21 @@ class World {
       } else if (std::holds_alternative<rdzv::Finished>(send->message) ||
                  std::holds_alternative<rdzv::Shutdown>(send->message) ||
                  std::holds_alternative<rdzv::Refused>(send->message)) {
-        agent->doing = Agent::Doing::answered;
+        if (agent->doing == Agent::Doing::leaving) continue;
+        const auto* shutdown = std::get_if<rdzv::Shutdown>(&send->message);
+        const bool drained = shutdown != nullptr && shutdown->cause == rdzv::ShutdownCause::drained && agent->workers;
+        agent->doing = drained ? Agent::Doing::leaving : Agent::Doing::answered;
       }
     }
   }
 
   void start(Agent& agent, const rdzv::Assignment& a) {
     for (const Agent& other : agents_) {
-      if (&other != &agent && other.workers_alive() && other.round != a.round) {
+      if (&other != &agent && other.workers && other.round != a.round) {
         complain("I2: " + agent.info.node_id.value + " starts round " + std::to_string(a.round.value) + " while " +
                  other.info.node_id.value + " runs round " + std::to_string(other.round.value));
       }
-      if (&other != &agent && other.workers_alive() && other.round == a.round) {
+      if (&other != &agent && other.workers && other.round == a.round) {
         const std::int64_t mine = a.first_rank.value, theirs = other.slice.first_rank.value;
         if (mine < theirs + other.info.nproc && theirs < mine + agent.info.nproc) complain("I1: a rank twice");
       }
@@ -363,6 +414,7 @@ class World {
     }
     agent.round = a.round;
     agent.slice = a;
+    agent.workers = true;
     agent.doing = Agent::Doing::working;
   }
 

@@ -45,6 +45,7 @@ std::vector<AgentMessage> agent_messages() {
   Join join;
   join.node = some_node();
   join.last_round = Round(6);
+  join.connection = 3;
   Register registration;
   registration.node = some_node();
   registration.node.node_rank.reset();
@@ -60,9 +61,7 @@ std::vector<AgentMessage> agent_messages() {
   FlightReply flight;
   flight.id = 9;
   flight.bytes = std::string(1000, '\0');
-  return {
-      join,  registration, Heartbeat{7, true}, leave, failure, Done{Round(6), DoneResult::resume_me}, RosterRequest(),
-      flight};
+  return {join, registration, Heartbeat{7, true}, leave, failure, Done{Round(6), DoneResult::resume_me}, flight};
 }
 
 std::vector<ServerMessage> server_messages() {
@@ -82,19 +81,20 @@ std::vector<ServerMessage> server_messages() {
           Finished(),
           shutdown,
           Refused{true, "taken"},
-          roster,
           FlightRequest{1, 100},
           Notice{NoticeKind::spare, "spare"},
           Registered{Round(7)},
           Reply{false, "no"},
-          FlightPart{"a", 3, "bytes"}};
+          FlightPart{"a", 3, "bytes"},
+          ReplyPart{"{"},
+          roster};
 }
 
 std::string_view payload(const std::string& frame) { return std::string_view(frame).substr(4); }
 
 TEST(RdzvProtocol, LengthPrefixIsThatOfTheRest) {
-  const std::string frame = encode(AgentMessage(RosterRequest()));
-  EXPECT_EQ(frame, std::string("\x01\0\0\0\x07", 5));
+  const std::string frame = encode(ServerMessage(Finished()));
+  EXPECT_EQ(frame, std::string("\x02\0\0\0\x43\0", 6));
 }
 
 TEST(RdzvProtocol, EveryMessageComesBackAsItWas) {
@@ -113,7 +113,7 @@ TEST(RdzvProtocol, EveryMessageComesBackAsItWas) {
     EXPECT_EQ(encode(*back), frame);
   }
   const std::vector<OperatorMessage> operator_messages = {StatusRequest{"j"}, DrainRequest{"j", "n", "t"},
-                                                          StopRequest{"j", "t"}, FlightQuery{"j"}};
+                                                          StopRequest{"j", "t"}, FlightQuery{"j"}, RosterRequest{"j"}};
   for (const OperatorMessage& message : operator_messages) {
     const std::string frame = encode(message);
     const auto back = decode_operator(payload(frame));

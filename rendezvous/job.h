@@ -1,0 +1,28 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "common/clock.h"
+#include "common/types.h"
+#include "rendezvous/agent_session.h"
+#include "rendezvous/membership.h"
+
+namespace ddprun::rendezvous {
+
+// One run id as the server keeps it: what is decided, who is connected, what has changed lately.
+struct Job {
+  explicit Job(const RunId& run_id) : membership(run_id) {}
+  Membership membership;
+  Membership::Totals counted;  // what of its totals is in the server's counters
+  std::unordered_map<NodeId, std::shared_ptr<AgentSession>> sessions;
+  std::deque<std::string> news;
+  TimePoint last_change;
+};
+
+using Jobs = std::map<RunId, Job>;
+
+}  // namespace ddprun::rendezvous

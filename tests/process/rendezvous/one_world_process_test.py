@@ -1,0 +1,74 @@
+"""Never two live worlds of one run id: agents that are stopped, workers that take their time, daemons that start anew."""
+import json
+import pathlib
+import signal
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+from rdzv_support import RendezvousTest, free_port, main, poll, running  # noqa: E402
+
+# lease 2 s, T_lost 7 s
+SHORT = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+
+
+class OneWorld(RendezvousTest):
+    def setUp(self):
+        super().setUp()
+        self.endpoint = f"127.0.0.1:{free_port()}"
+
+    def serve(self, name="daemon", extra=()):
+        return self.daemon(self.endpoint.rpartition(":")[2], name, extra=extra)
+
+    def test_workers_of_a_stopped_agent_are_dead_before_the_rest_goes_on(self):
+        self.serve()
+        nodes = {n: self.node(n, self.endpoint, nnodes="1:2", conf=SHORT) for n in "ab"}
+        first = self.wait_for_world(2)
+        stopped = next(w for w in first if w["host"] == "a")
+        nodes["a"].signal(signal.SIGSTOP)
+        second = self.wait_for_world(1, newer_than=first[0]["round"])
+        self.assertFalse(running(stopped["pid"]), "the stopped agent's worker runs on")
+        nodes["a"].signal(signal.SIGCONT)
+        third = self.wait_for_world(2, newer_than=second[0]["round"])
+        self.assertEqual({w["restart"] for w in third}, {0}, "the guard's kill was counted as a failure")
+        self.end_well(*nodes.values())
+        self.assert_one_world_at_a_time()
+
+    def test_node_that_hosts_the_rendezvous_may_be_stopped_and_go_on(self):
+        node = self.node("alone", self.endpoint, nnodes="1", conf=SHORT)
+        (worker,) = self.wait_for_world(1)
+        node.signal(signal.SIGSTOP)
+        time.sleep(7)  # longer than lease, patience and the guard's delay
+        self.assertTrue(running(worker["pid"]), "nobody else could form a world, and yet the worker was killed")
+        node.signal(signal.SIGCONT)
+        self.end_well(node)
+        self.assertEqual(len(self.workers()), 1)
+
+    def test_next_round_waits_for_the_workers_of_a_node_that_leaves(self):
+        self.serve()
+        slow = self.node("slow", self.endpoint, nnodes="1:2", conf=SHORT, TEST_TERM_DELAY="3")
+        other = self.node("other", self.endpoint, nnodes="1:2", conf=SHORT)
+        first = self.wait_for_world(2)
+        slow.signal(signal.SIGTERM)
+        poll("the other hears of it at once", lambda: "round 1 ends: " in other.errors())
+        self.wait_for_world(1, newer_than=first[0]["round"])
+        self.assertEqual(slow.wait(), 143, slow.errors())
+        self.end_well(other)
+        self.assert_one_world_at_a_time()
+
+    def test_next_round_waits_for_the_workers_of_a_drained_node(self):
+        self.serve()
+        slow = self.node("slow", self.endpoint, nnodes="1:2", conf=SHORT, TEST_TERM_DELAY="3")
+        poll("it waits", lambda: " waiting " in self.ctl(self.endpoint, "status").stdout)
+        number = json.loads(self.ctl(self.endpoint, "status", "--json").stdout)["jobs"][0]["nodes"][0]["node_id"]
+        other = self.node("other", self.endpoint, nnodes="1:2", conf=SHORT)
+        first = self.wait_for_world(2)
+        self.assertEqual(self.ctl(self.endpoint, "drain", number).returncode, 0)
+        self.wait_for_world(1, newer_than=first[0]["round"])
+        self.assertEqual(slow.wait(), 143, slow.errors())
+        self.end_well(other)
+        self.assert_one_world_at_a_time()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Operators and peers that lie, over real sockets: long answers, slow readers, flight records, who may speak for whom."""
+import json
+import pathlib
+import resource
+import struct
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import rdzv_wire as wire  # noqa: E402
+from rdzv_support import LIMIT, RendezvousTest, free_port, hello, main, poll  # noqa: E402
+from rdzv_wire import Peer, agent  # noqa: E402
+
+
+class Operators(RendezvousTest):
+    def setUp(self):
+        super().setUp()
+        self.port = free_port()
+        self.endpoint = f"127.0.0.1:{self.port}"
+        self.server = self.daemon(self.port)
+
+    def keep(self, peer):
+        self.addCleanup(peer.socket.close)
+        return peer
+
+    def members(self, count, **more):
+        """Agents that have their Assignment of one round."""
+        peers = [self.keep(agent(self.port, f"n{i}", nnodes=(count, count), **more)) for i in range(count)]
+        for peer in peers:
+            self.assertEqual(peer.read_until(wire.ASSIGNMENT)[0], wire.ASSIGNMENT)
+        return peers
+
+    def ask_flight(self):
+        """ddpctl flight in another thread: a function that waits for its end."""
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(self.ctl(self.endpoint, "flight", "job")))
+        thread.start()
+
+        def result():
+            thread.join(LIMIT)
+            return answers[0]
+        return result
+
+    @staticmethod
+    def flight_id(peer):
+        kind, payload = peer.read_until(wire.FLIGHT_REQUEST)
+        assert kind == wire.FLIGHT_REQUEST, kind
+        return struct.unpack_from("<Q", payload)[0]
+
+    def test_who_opens_and_says_nothing_is_ended(self):
+        silent = [self.keep(Peer(self.port).greeted()), self.keep(Peer(self.port, wire.OPERATOR).greeted()),
+                  self.keep(Peer(self.port, opening=hello()[:5])), self.keep(Peer(self.port).greeted().send(b"\7\0"))]
+        for peer in silent:
+            self.assertEqual(peer.read_until()[0], None)
+        self.assertIn("sent no Join within 10000 ms", self.server.errors())
+        self.assertEqual(self.ctl(self.endpoint, "status").returncode, 0)
+
+    def test_one_connection_speaks_for_one_node(self):
+        with agent(self.port, "a", nnodes=(2, 2)) as peer:
+            peer.send(wire.join("b", nnodes=(2, 2)))
+            self.assertEqual(peer.read_until()[0], None)
+        poll("it is told", lambda: "one connection speaks for a and b" in self.server.errors())
+
+    def test_a_late_message_of_an_older_connection_does_not_count(self):
+        old = self.keep(Peer(self.port).greeted())
+        new = self.keep(agent(self.port, "a", connection=2))
+        self.assertEqual(new.read_until(wire.ASSIGNMENT)[0], wire.ASSIGNMENT)
+        old.send(wire.join("a", connection=1))
+        self.assertEqual(old.read_until()[0], None)
+        new.send(wire.frame(wire.HEARTBEAT, struct.pack("<QB", 7, 0)))
+        self.assertEqual(new.read_until(wire.HEARTBEAT_ACK)[0], wire.HEARTBEAT_ACK)
+
+    def test_six_thousand_nodes(self):
+        count = 6_000
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard < count + 500:
+            self.skipTest(f"needs {count + 500} descriptors, {hard} are allowed")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        hosts = [f"host-{i}-".ljust(250, "x") for i in range(count)]
+        for i, host in enumerate(hosts):
+            self.keep(Peer(self.port, opening=hello())).greeted().send(
+                wire.join(f"n{i}".ljust(250, "y"), host=host, nnodes=(count + 1, count + 1), attempts=1000))
+        here = f'"waiting_for": "{count} of {count + 1} nodes are here'
+
+        def whole():
+            answer = self.ctl(self.endpoint, "status", "job", "--json").stdout
+            return answer if here in answer else None
+        answer = poll("all are here", whole)
+        self.assertGreater(len(answer), 4 << 20)
+        nodes = json.loads(answer)["jobs"][0]["nodes"]
+        self.assertEqual({n["host"] for n in nodes}, set(hosts))
+        roster = self.ctl(self.endpoint, "roster", "job").stdout.splitlines()
+        self.assertEqual(len(roster), count + 1)
+        self.assertEqual(self.ctl(self.endpoint, "roster", "nothing").returncode, 1)
+        # An operator who reads nothing for a while gets everything in the end.
+        slow = self.keep(Peer(self.port, wire.OPERATOR).greeted())
+        slow.send(wire.frame(wire.STATUS_REQUEST, wire.text("job")))
+        time.sleep(1)  # it does not read: that is the case
+        parts = []
+        while True:
+            kind, payload = slow.read()
+            self.assertIn(kind, (wire.REPLY, wire.REPLY_PART))
+            parts.append(wire.read_text(payload, 1 if kind == wire.REPLY else 0)[0])
+            if kind == wire.REPLY:
+                break
+        self.assertEqual(len(json.loads(b"".join(parts))["jobs"][0]["nodes"]), count)
+
+    def test_roster_has_the_ranks(self):
+        self.members(2)
+        table = self.ctl(self.endpoint, "roster", "job").stdout.splitlines()
+        self.assertRegex(table[1], r"^0 +0\.\.0 +host-n\d +127\.0\.0\.1 +1 +running +n\d$")
+        self.assertRegex(table[2], r"^1 +1\.\.1 ")
+
+    def test_flight_records_of_peers_that_lie(self):
+        honest, wrong_id, twice, too_large, half = self.members(5)
+        result = self.ask_flight()
+        ids = [self.flight_id(peer) for peer in (honest, wrong_id, twice, too_large, half)]
+        self.assertEqual(len(set(ids)), 1)
+        reply = struct.pack("<Q", ids[0]) + wire.text(b"not what unpack_flight wants")
+        for _ in range(2):
+            twice.send(wire.frame(wire.FLIGHT_REPLY, reply))
+        wrong_id.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", ids[0] + 77) + wire.text(b"x")))
+        half.send(wire.frame(wire.FLIGHT_REPLY, reply)[:20])
+        half.socket.close()
+        too_large.send(struct.pack("<IB", (4 << 20) + 4097, wire.FLIGHT_REPLY))
+        self.assertEqual(too_large.read_until()[0], None)  # the connection is closed before anything is allocated
+        honest.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", ids[0]) + wire.text(b"")))
+        answer = result()
+        self.assertEqual(answer.returncode, 1)
+        self.assertEqual(answer.stdout.count("(host-n"), 2, answer.stdout)  # the honest one, and one of twice
+        for silent in ("host-n1", "host-n3", "host-n4"):
+            self.assertIn(silent, answer.stderr)
+
+    def test_flight_record_is_asked_for_anew_after_the_operator_went_away(self):
+        (member,) = self.members(1)
+        asker = Peer(self.port, wire.OPERATOR).greeted().send(wire.frame(wire.FLIGHT_QUERY, wire.text("job")))
+        first = self.flight_id(member)
+        asker.socket.close()
+        member.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", first) + wire.text(b"x" * 100_000)))
+        result = self.ask_flight()
+        second = self.flight_id(member)
+        self.assertNotEqual(first, second)
+        member.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", first) + wire.text(b"late")))
+        member.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", second) + wire.text(b"")))
+        self.assertEqual(result().returncode, 0)
+
+    def test_flight_records_wait_for_a_slow_operator(self):
+        count, size = 16, 4 << 20
+        members = self.members(count)
+        before = wire.resident_bytes(self.server.pid)
+
+        def serve(peer):
+            number = self.flight_id(peer)
+            peer.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", number) + wire.text(b"r" * size)))
+        threads = [threading.Thread(target=serve, args=(peer,)) for peer in members]
+        for thread in threads:
+            thread.start()
+        asker = self.keep(Peer(self.port, wire.OPERATOR).greeted())
+        asker.send(wire.frame(wire.FLIGHT_QUERY, wire.text("job")))
+        time.sleep(2)  # it does not read: that is the case
+        grown = wire.resident_bytes(self.server.pid) - before
+        self.assertLess(grown, 96 << 20, "the daemon holds what the operator does not read")
+        got = 0
+        while True:
+            kind, payload = asker.read()
+            if kind != wire.FLIGHT_PART:
+                break
+            self.assertGreater(len(payload), size)
+            got += 1
+        for thread in threads:
+            thread.join(LIMIT)
+        self.assertEqual((kind, payload[0], got), (wire.REPLY, 1, count))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""The agent protocol spoken by hand, for peers that lie. The byte table is in common/rdzv_protocol.h."""
+import os
+import socket
+import struct
+
+from rdzv_support import LIMIT, hello
+
+AGENT, OPERATOR = 1, 2
+JOIN, HEARTBEAT, FLIGHT_REPLY = 1, 3, 8
+ASSIGNMENT, HEARTBEAT_ACK, FLIGHT_REQUEST, NOTICE = 64, 65, 71, 72
+STATUS_REQUEST, FLIGHT_QUERY = 128, 131
+REPLY, FLIGHT_PART, REPLY_PART = 160, 161, 162
+
+
+def text(value):
+    data = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<I", len(data)) + data
+
+
+def read_text(payload, at):
+    (size,) = struct.unpack_from("<I", payload, at)
+    return payload[at + 4:at + 4 + size], at + 4 + size
+
+
+def frame(kind, payload=b""):
+    return struct.pack("<IB", len(payload) + 1, kind) + payload
+
+
+def node(node_id, run_id="job", host="", nnodes=(1, 1), keep_alive_ms=5000, attempts=12):
+    names = [run_id, node_id, host or f"host-{node_id}", "127.0.0.1", "default", ""]
+    return (b"".join(map(text, names)) + struct.pack("<qqqBHB", *nnodes, 1, 0, 1, 0)  # nproc 1, no node_rank, port 1, c10d
+            + struct.pack("<qqqqq", 0, 600_000, 600_000, 30_000, keep_alive_ms)        # max_restarts, then milliseconds
+            + struct.pack("<qqq", attempts, 0, 5_000))                                 # attempts, crash loop
+
+
+def join(node_id, connection=1, last_round=0, **more):
+    return frame(JOIN, node(node_id, **more) + struct.pack("<Qq", connection, last_round))
+
+
+class Peer:
+    def __init__(self, port, kind=AGENT, opening=None):
+        self.socket = socket.create_connection(("127.0.0.1", port), LIMIT)
+        self.socket.settimeout(LIMIT)
+        self.socket.sendall(opening if opening is not None else hello(kind=kind))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def exactly(self, size):
+        """So many bytes; b"" at the end of the connection."""
+        data = bytearray()
+        while len(data) < size:
+            try:
+                part = self.socket.recv(size - len(data))
+            except ConnectionResetError:
+                return b""
+            if not part:
+                return b""
+            data += part
+        return bytes(data)
+
+    def greeted(self):
+        (size,) = struct.unpack_from("<I", self.exactly(15), 11)
+        self.exactly(size)
+        return self
+
+    def send(self, data):
+        self.socket.sendall(data)
+        return self
+
+    def read(self):
+        """(type, payload); (None, b"") at the end of the connection."""
+        head = self.exactly(4)
+        if not head:
+            return None, b""
+        body = self.exactly(struct.unpack("<I", head)[0])
+        return (body[0], body[1:]) if body else (None, b"")
+
+    def read_until(self, *kinds):
+        while True:
+            kind, payload = self.read()
+            if kind in kinds or kind is None:
+                return kind, payload
+
+
+def agent(port, node_id, **more):
+    return Peer(port).greeted().send(join(node_id, **more))
+
+
+def resident_bytes(pid):
+    with open(f"/proc/{pid}/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
