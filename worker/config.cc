@@ -202,9 +202,11 @@ TrainerConfig read_all(ConfigSection root) {
   config.checkpoint.every_steps = checkpoint.integer("every_steps", 100, 0, kMany);
   config.checkpoint.keep = checkpoint.integer("keep", 3, 1, kMany);
   config.checkpoint.resume = checkpoint.path("resume", "auto");
+  config.checkpoint.timeout = std::chrono::seconds(checkpoint.integer("timeout_s", 600, 1, 86400));
 
   ConfigSection log = root.section("log");
   config.log.file = log.path("file", "train.log");
+  config.log.file_given = log.has("file");
   config.log.every_steps = log.integer("every_steps", 10, 1, kMany);
   config.log.memory_check = log.boolean("memory_check", true);
 

@@ -26,7 +26,7 @@ struct DataConfig {
   int num_workers = 2;
   int prefetch_factor = 2;
   bool persistent_workers = true;
-  bool pin_memory = true;  // changes nothing: DeviceContext::upload() always goes through page-locked memory
+  bool pin_memory = true;  // false is refused on a GPU: DeviceContext::upload() goes through page-locked memory
   std::vector<double> mean, std;
   bool crop = false, flip = false;
   std::int64_t image_size = 224;
@@ -71,11 +71,13 @@ struct CheckpointConfig {
   std::string dir;  // empty: none are written
   std::int64_t every_steps = 100;
   std::int64_t keep = 3;
-  std::string resume = "auto";  // auto | none | a path
+  std::string resume = "auto";                 // auto | none | a path
+  std::chrono::milliseconds timeout{600'000};  // of one save
 };
 
 struct LogConfig {
   std::string file = "train.log";
+  bool file_given = false;  // asked for: then it must be writable
   std::int64_t every_steps = 10;
   bool memory_check = true;
 };

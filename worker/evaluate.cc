@@ -5,16 +5,37 @@
 
 namespace ddprun::trainer {
 
+// false: a stop signal came first.
+static Result<bool> wait_for(data::Loader& loader, const EvalControl& control) {
+  for (;;) {
+    if (control.stop_requested()) return false;
+    auto ready = loader.wait(control.slice);
+    if (!ready) return std::move(ready).error();
+    if (*ready) break;
+    control.slow.waits(loader);
+  }
+  control.slow.over();
+  return true;
+}
+
 Result<EvalCounts> evaluate_share(const data::Dataset& dataset, data::Loader& loader, Plans& plans,
-                                  const engine::LossConfig& loss, std::int64_t rank, std::int64_t world_size) {
+                                  const engine::LossConfig& loss, std::int64_t rank, std::int64_t world_size,
+                                  const EvalControl& control) {
   EvalCounts counts;
   std::vector<std::int64_t> mine;
   for (std::int64_t i = rank; i < dataset.size(); i += world_size) mine.push_back(i);
   const bool classify = dataset.spec().classes > 0 && dataset.spec().target_count() == 1;
   const std::int64_t targets_per_sample = dataset.spec().classes > 0 ? dataset.spec().target_count() : 1;
   std::vector<float> logits;
-  loader.begin_epoch(0, std::move(mine));
+  auto begun = loader.begin_epoch(0, std::move(mine));
+  if (!begun) return std::move(begun).error();
   for (;;) {
+    auto there = wait_for(loader, control);
+    if (!there) return std::move(there).error();
+    if (!*there) {
+      counts.stopped = true;
+      return counts;
+    }
     auto batch = loader.next();
     if (!batch) return std::move(batch).error();
     if (*batch == nullptr) return counts;

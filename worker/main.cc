@@ -13,6 +13,7 @@
 #include "worker/config.h"
 #include "worker/options.h"
 #include "worker/plot.h"
+#include "worker/run_error.h"
 #include "worker/session.h"
 #include "worker/stop_signal.h"
 #include "worker/tokenize.h"

@@ -26,13 +26,29 @@ std::string to_json_line(const StepMetrics& m) {
   return json.dump() + "\n";
 }
 
-Result<LineFile> LineFile::open(const std::string& path, std::int64_t keep_bytes) {
+static Result<void> make_folder_of(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   std::error_code failed;
   if (!parent.empty()) std::filesystem::create_directories(parent, failed);
-  if (failed) return Error(Errc::system, fmt::format("cannot make the folder of {}: {}", path, failed.message()));
+  if (failed) return data::file_error(failed.value(), fmt::format("cannot make the folder of {}", path));
+  return {};
+}
+
+Result<void> check_writable(const std::string& path) {
+  auto made = make_folder_of(path);
+  if (!made) return made;
+  if (::access(path.c_str(), W_OK) == 0) return {};
+  const int why = errno;
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  if (why == ENOENT && ::access(parent.empty() ? "." : parent.c_str(), W_OK | X_OK) == 0) return {};
+  return data::file_error(why == ENOENT ? errno : why, "cannot write " + path);
+}
+
+Result<LineFile> LineFile::open(const std::string& path, std::int64_t keep_bytes) {
+  auto made = make_folder_of(path);
+  if (!made) return std::move(made).error();
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!fd) return Error::from_errno(errno, "cannot write " + path);
+  if (!fd) return data::file_error(errno, "cannot write " + path);
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0) return Error::from_errno(errno, path);
   std::int64_t size = info.st_size;

@@ -26,7 +26,8 @@ std::string to_json_line(const StepMetrics& metrics);  // with '\n'; a loss that
 // A file that grows by whole lines, each with one write(): a killed run leaves what it had written.
 class LineFile {
  public:
-  // Makes the folder that it lies in. keep_bytes: cut the file to this size; -1: keep all.
+  // Makes the folder that it lies in. keep_bytes: cut the file to this size; -1: keep all. Errors: invalid_argument
+  // when it may not be written, else system.
   static Result<LineFile> open(const std::string& path, std::int64_t keep_bytes);
   Result<void> append(const std::string& lines);
   std::int64_t size_bytes() const { return size_; }
@@ -39,6 +40,9 @@ class LineFile {
   UniqueFd fd_;
   std::int64_t size_ = 0;
 };
+
+// Could `path` be written? Makes the folder that it lies in, but not the file. Errors as of LineFile::open().
+Result<void> check_writable(const std::string& path);
 
 // How many bytes of a metrics file belong to steps up to `step`: whole lines only. A missing file: 0.
 Result<std::int64_t> metrics_bytes_up_to(const std::string& path, std::int64_t step);

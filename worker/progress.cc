@@ -62,16 +62,13 @@ std::string progress_bar(const ProgressState& s, int width) {
   return all;
 }
 
-Reporter::Reporter(const std::string& log_path, bool quiet) : quiet_(quiet) {
-  if (quiet) return;
-  terminal_ = ::isatty(STDERR_FILENO) == 1;
-  if (log_path.empty()) return;
-  auto file = LineFile::open(log_path, -1);
-  if (file) {
-    log_ = std::move(*file);
-  } else {
-    log_warning("no log file: {}", file.error().message());
-  }
+Reporter::Reporter(bool quiet) : quiet_(quiet), terminal_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
+
+Result<void> Reporter::open_log(const std::string& path) {
+  auto file = LineFile::open(path, -1);
+  if (!file) return std::move(file).error();
+  log_ = std::move(*file);
+  return {};
 }
 
 Reporter::~Reporter() { clear_bar(); }

@@ -27,11 +27,13 @@ std::string progress_bar(const ProgressState& state, int width);  // fits `width
 // Rank 0's words: to the screen, and with a time stamp to the log file. On a terminal a bar stands below the lines.
 class Reporter {
  public:
-  // log_path empty: no file. A file that cannot be written is said once and done without. `quiet` ranks say nothing.
-  Reporter(const std::string& log_path, bool quiet);
+  explicit Reporter(bool quiet);  // `quiet` ranks say nothing
   ~Reporter();
   Reporter(const Reporter&) = delete;
   Reporter& operator=(const Reporter&) = delete;
+
+  // Writes the lines to this file too. Errors of LineFile::open(). A file that fails later is said and given up.
+  Result<void> open_log(const std::string& path);
 
   void line(std::string_view text);
   // Redraws the bar (terminal; at most 10 times a second).
@@ -42,7 +44,7 @@ class Reporter {
   void clear_bar();
 
   bool quiet_;
-  bool terminal_ = false;  // stderr is one
+  bool terminal_;  // stderr is one
   bool bar_shown_ = false;
   TimePoint last_bar_{};
   std::optional<LineFile> log_;

@@ -24,26 +24,21 @@ class DeviceContext;
 namespace ddprun::trainer {
 
 // All that one rank's run is made of, in the order in which it is made and given up.
-// Tells the user, and the launcher by torch elastic's error file (TORCHELASTIC_ERROR_FILE), why this rank ends.
-void say_error(const WorkerEnv& env, const Error& error);
-void write_error_file(const std::string& path, const std::string& message, int exit_code);
-int exit_code_of(const Error& error);
-
 struct Session {
   TrainerConfig config;
   WorkerEnv env;
   std::unique_ptr<comm::Communicator> communicator;
   cuda::DeviceContext* device = nullptr;  // null on the CPU; lives as long as the process
   std::unique_ptr<engine::Kernels> kernels;
-  std::unique_ptr<data::Dataset> train_data, validation_data;
+  std::shared_ptr<const data::Dataset> train_data, validation_data;
   std::unique_ptr<engine::ParameterStore> store;
   std::unique_ptr<Plans> plans;
   std::unique_ptr<ddp::Reducer> reducer;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<data::Loader> train_loader, validation_loader;
   std::unique_ptr<data::DistributedSampler> sampler;
-  std::unique_ptr<checkpoint::CheckpointDirectory> directory;  // rank 0, if checkpoint.dir is set
-  std::unique_ptr<checkpoint::CheckpointWriter> writer;        // the same
+  std::shared_ptr<const checkpoint::CheckpointDirectory> directory;  // rank 0, if checkpoint.dir is set
+  std::unique_ptr<checkpoint::CheckpointWriter> writer;              // the same
   checkpoint::TrainState state;
   optim::GradScaler scaler;
   bool resumed = false;
@@ -68,7 +63,7 @@ Result<void> broadcast_buffers(Session& session);
 // CRC-32C over all trainable parameters, to compare ranks.
 std::uint32_t parameter_checksum(const Session& session);
 // Rank 0: copies parameters, buffers and optimizer state, and starts the save of `session.state`. Errors: the device's,
-// whose memory cannot be trusted then; nothing is saved.
+// whose memory cannot be trusted then, and timed_out when the save before hangs; nothing is saved.
 Result<void> start_save(Session& session);
 
 }  // namespace ddprun::trainer

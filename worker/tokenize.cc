@@ -69,7 +69,7 @@ Result<void> run(const ParsedOptions& options) {
   std::vector<std::uint16_t> tokens;
   std::size_t read_bytes = 0;
   for (const std::string& path : options.rest()) {
-    auto bytes = data::read_file(path, std::size_t{1} << 40);
+    auto bytes = data::read_file(path, std::size_t{1} << 40, data::FileKind::any);
     if (!bytes) return std::move(bytes).error();
     if (tokenizer->end_of_text()) tokens.push_back(*tokenizer->end_of_text());
     tokenizer->encode(std::string_view(reinterpret_cast<const char*>(bytes->data()), bytes->size()), tokens);

@@ -4,50 +4,40 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <nlohmann/json.hpp>
+#include <new>
 #include <thread>
 
 #include "common/clock.h"
 #include "common/exit_code.h"
 #include "common/log.h"
+#include "worker/batch_wait.h"
 #include "worker/cuda/device_context.h"
 #include "worker/ddp/sync_metrics.h"
 #include "worker/evaluate.h"
 #include "worker/leak_check.h"
 #include "worker/optim/clip.h"
 #include "worker/progress.h"
+#include "worker/run_error.h"
+#include "worker/run_outputs.h"
 #include "worker/session.h"
-#include "worker/tensorboard.h"
 
 namespace ddprun::trainer {
 namespace {
 
-// While one rank reads or writes files the others wait for it much longer than for a gradient.
 constexpr std::chrono::milliseconds kFileTimeout{600'000};
+constexpr std::chrono::milliseconds kSlowRead{5'000};  // said after this
 
 double seconds_since(TimePoint start) { return std::chrono::duration<double>(SteadyClock::now() - start).count(); }
-
-// One line per sample: "epoch index".
-std::string index_lines(std::int64_t epoch, std::span<const std::int64_t> indices) {
-  std::string lines;
-  for (const std::int64_t index : indices) lines += fmt::format("{} {}\n", epoch, index);
-  return lines;
-}
-
-// A full disk must not end a run; its checkpoints say what they think of it themselves.
-void append_or_end(std::optional<LineFile>& file, const std::string& lines) {
-  if (!file) return;
-  auto written = file->append(lines);
-  if (written) return;
-  log_warning("{}; this file ends here", written.error().message());
-  file.reset();
-}
 
 class TrainLoop {
  public:
   TrainLoop(Session& session, StopSignal& stop, Reporter& reporter)
-      : s_(session), stop_(stop), reporter_(reporter), batch_(session.config.data.batch_size) {}
+      : s_(session),
+        stop_(stop),
+        reporter_(reporter),
+        outputs_(session),
+        slow_read_(session.rank(), std::min(kSlowRead, session.config.ddp.timeout / 2)),
+        batch_(session.config.data.batch_size) {}
 
   Result<int> run();
 
@@ -57,10 +47,11 @@ class TrainLoop {
     std::int64_t samples = 0;  // of all ranks
     bool skipped = false;
     bool stop = false;  // a signal reached some rank
+    bool made = true;   // false: stopped before the step, since data did not come
   };
 
   void plan_length();
-  Result<void> open_outputs();
+  Result<void> open_files();
   void say_start();
   Result<void> run_epoch(bool& stopped);
   Result<StepResult> step(std::int64_t samples_left);
@@ -71,30 +62,32 @@ class TrainLoop {
   Result<void> bad_loss(double own_loss);
   void update(double mean_loss, StepResult& result);
   Result<void> after_step(const StepResult& result, double lr, double scale, TimePoint started);
-  Result<void> end_epoch();
-  Result<void> validate();
+  Result<bool> batch_is_there(bool last);
+  Result<void> end_epoch(bool& stopped);
+  Result<bool> validate();
   Result<void> check_resources();
   Result<void> save(bool wait);
   Result<int> finish(bool stopped);
-  Result<void> write_params();
   bool at_end() const {
     return s_.state.epoch >= s_.config.train.epochs ||
            (s_.config.train.max_steps > 0 && s_.state.step >= s_.config.train.max_steps);
   }
-  std::string index_path(std::size_t rank) const {
-    return fmt::format("{}/rank-{}.txt", s_.config.output.indices, rank);
+  // While one rank reads or writes files the others wait for it much longer than for a gradient.
+  std::chrono::milliseconds file_timeout() const {
+    constexpr std::chrono::minutes kSpare{1};
+    return std::max({kFileTimeout, s_.config.checkpoint.timeout + kSpare, s_.config.data.read_timeout + kSpare});
   }
   std::int64_t samples_per_step() const { return batch_ * s_.config.train.accumulate; }  // of one rank
 
   Session& s_;
   StopSignal& stop_;
   Reporter& reporter_;
+  RunOutputs outputs_;
+  SlowRead slow_read_;
   const std::int64_t batch_;
+  bool others_wait_ = true;  // perhaps some rank's next batch is not there yet
   std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;
   std::int64_t step_in_epoch_ = 0;
-  std::optional<LineFile> metrics_, indices_;
-  std::optional<TensorBoardWriter> tensorboard_;
-  std::string used_;  // index lines of the step in work
   struct MicroLoss {
     engine::Kernels::PendingRead mean;
     std::int64_t samples;
@@ -119,38 +112,15 @@ void TrainLoop::plan_length() {
   if (schedule.total_steps == 0) schedule.total_steps = total_steps_;
 }
 
-Result<void> TrainLoop::open_outputs() {
-  const OutputConfig& output = s_.config.output;
-  Result<void> good;
-  const auto keep = [&good](Result<LineFile> file, std::optional<LineFile>& into) {
-    if (file) {
-      into = std::move(*file);
-    } else if (good) {
-      good = std::move(file).error();
-    }
-  };
-  if (!output.metrics.empty() && s_.is_root()) {
-    auto bytes = metrics_bytes_up_to(output.metrics, s_.state.step);
-    if (!bytes) return std::move(bytes).error().with_context("output.metrics");
-    keep(LineFile::open(output.metrics, *bytes), metrics_);
+// All files that the run writes: what cannot be written is found before the first step.
+Result<void> TrainLoop::open_files() {
+  const LogConfig& log = s_.config.log;
+  if (s_.is_root() && !log.file.empty()) {
+    auto opened = reporter_.open_log(log.file);
+    if (!opened && log.file_given) return std::move(opened).error().with_context("log.file");
+    if (!opened) log_warning("no log file: {} (set log.file)", opened.error().message());
   }
-  if (!output.indices.empty()) {
-    const auto& sizes = s_.state.index_bytes;
-    const auto me = static_cast<std::size_t>(s_.rank());
-    const std::int64_t bytes = me < sizes.size() ? sizes[me] : 0;
-    keep(LineFile::open(index_path(me), bytes), indices_);
-    // Files of ranks that this world no longer has.
-    for (std::size_t k = static_cast<std::size_t>(s_.world_size()); s_.is_root() && k < sizes.size(); ++k) {
-      std::optional<LineFile> cut;
-      keep(LineFile::open(index_path(k), sizes[k]), cut);
-    }
-  }
-  if (!output.tensorboard.empty() && s_.is_root()) {
-    auto writer = TensorBoardWriter::open(output.tensorboard, s_.state.step);
-    if (!writer) return std::move(writer).error().with_context("output.tensorboard");
-    tensorboard_ = std::move(*writer);
-  }
-  return good;
+  return outputs_.open();
 }
 
 void TrainLoop::say_start() {
@@ -163,7 +133,7 @@ void TrainLoop::say_start() {
 
 Result<int> TrainLoop::run() {
   plan_length();
-  auto ready = s_.together(open_outputs());
+  auto ready = s_.together(open_files());
   if (!ready) return std::move(ready).error();
   s_.communicator->set_timeout(s_.config.ddp.timeout);
   say_start();
@@ -184,21 +154,24 @@ Result<void> TrainLoop::run_epoch(bool& stopped) {
   if (!equal) return equal;
   const std::int64_t steps_left = (left + samples_per_step() - 1) / samples_per_step();
   step_in_epoch_ = std::max<std::int64_t>(0, steps_per_epoch_ - steps_left);
-  s_.train_loader->begin_epoch(s_.state.epoch, std::move(share));
+  auto begun = s_.together(s_.train_loader->begin_epoch(s_.state.epoch, std::move(share)));
+  if (!begun) return begun;
+  others_wait_ = true;
   while (left > 0) {
     const TimePoint started = SteadyClock::now();
     const double lr = s_.config.schedule.at(s_.state.step);
     const double scale = s_.scaler.scale();
     auto result = step(left);
     if (!result) return std::move(result).error();
+    stopped = result->stop;
+    if (!result->made) return {};
     left -= std::min(left, samples_per_step());
     auto done = after_step(*result, lr, scale, started);
     if (!done) return done;
-    stopped = result->stop;
     if (stopped || at_end()) break;
     if (s_.config.train.step_delay.count() > 0) std::this_thread::sleep_for(s_.config.train.step_delay);
   }
-  return left == 0 ? end_epoch() : Result<void>();
+  return left == 0 && !stopped ? end_epoch(stopped) : Result<void>();
 }
 
 // Sum over this step's samples. On a GPU this is the step's wait for its forward passes.
@@ -236,8 +209,23 @@ Result<void> TrainLoop::micro_batch(double weight, bool last, std::int64_t& samp
   options.accumulate = s_.reducer->accumulate();
   plan.backward(options, [this](engine::ParamId id) { s_.reducer->mark_ready(id.index); });
   samples += b.size;
-  if (indices_) used_ += index_lines(s_.state.epoch, b.indices);
+  outputs_.use_samples(s_.state.epoch, b.indices);
   return {};
+}
+
+// Waits until this rank's next batch is there and, before gradients are exchanged, every rank's. false: a stop signal
+// came while some rank had none, and no step is made.
+Result<bool> TrainLoop::batch_is_there(bool last) {
+  // With accumulation the ranks' batches of a step do not come at the same time: then they always meet.
+  const bool meet = last && (others_wait_ || s_.config.train.accumulate > 1);
+  auto wait = wait_for_batch(*s_.communicator, *s_.train_loader, meet, wait_slice(s_.config.ddp.timeout), slow_read_,
+                             [this] { return stop_.requested() != 0; });
+  if (!wait) return std::move(wait).error();
+  if (wait->outcome == BatchOutcome::failed) {
+    auto ended = s_.together(std::move(wait->mine));
+    if (!ended) return std::move(ended).error();
+  }
+  return wait->outcome == BatchOutcome::ready;
 }
 
 // A rank that cannot do its part (an unreadable sample) still takes part in this step's collectives, so that no other
@@ -259,14 +247,17 @@ Result<void> TrainLoop::take_part_without_work(bool buffers_sent) {
 Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   const std::int64_t planned = std::min(samples_left, samples_per_step());
   std::int64_t samples = 0;
-  used_.clear();
   losses_.clear();
+  outputs_.begin_step();
   Result<void> mine;
   bool reduced = false;  // this step's gradients have been exchanged
   bool buffers_sent = s_.config.ddp.sync_buffers != SyncBuffers::step;
   while (samples < planned && mine) {
     const std::int64_t size = std::min(batch_, planned - samples);
     const bool last = samples + size == planned;
+    auto there = batch_is_there(last);
+    if (!there) return std::move(there).error();
+    if (!*there) return StepResult{.stop = true, .made = false};
     if (last && s_.config.ddp.sync_buffers == SyncBuffers::step) {
       auto sent = broadcast_buffers(s_);
       if (!sent) return std::move(sent).error();
@@ -295,13 +286,16 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
                              static_cast<double>(resident_bytes()) / 1e6, s_.config.train.memory_limit_mb));
   }
   // One small all-reduce carries all that the ranks must agree on: loss, stop signals, failures.
-  double vote[4] = {loss_sum, static_cast<double>(samples), stop_.requested() != 0 ? 1.0 : 0.0, mine ? 0.0 : 1.0};
+  const auto next_batch = s_.train_loader->wait(std::chrono::milliseconds(0));
+  double vote[5] = {loss_sum, static_cast<double>(samples), stop_.requested() != 0 ? 1.0 : 0.0, mine ? 0.0 : 1.0,
+                    next_batch && *next_batch ? 0.0 : 1.0};
   auto voted = ddp::sync_metrics(*s_.communicator, vote, comm::Reduce::sum);
   if (!voted) return mine ? std::move(voted).error() : std::move(mine).error();  // our own failure explains more
   if (vote[3] > 0) {
     auto ended = s_.together(std::move(mine));
     if (!ended) return std::move(ended).error();
   }
+  others_wait_ = vote[4] > 0;
   StepResult result;
   result.samples = static_cast<std::int64_t>(vote[1]);
   result.loss = vote[0] / vote[1];
@@ -368,14 +362,13 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
   ++steps_done_;
   window_samples_ += result.samples;
   const double took = seconds_since(started);
-  append_or_end(indices_, used_);
-  append_or_end(metrics_, to_json_line(StepMetrics{.step = s_.state.step,
-                                                   .epoch = s_.state.epoch,
-                                                   .loss = result.loss,
-                                                   .lr = lr,
-                                                   .scale = scale,
-                                                   .skipped = result.skipped,
-                                                   .samples_per_s = static_cast<double>(result.samples) / took}));
+  outputs_.after_step(StepMetrics{.step = s_.state.step,
+                                  .epoch = s_.state.epoch,
+                                  .loss = result.loss,
+                                  .lr = lr,
+                                  .scale = scale,
+                                  .skipped = result.skipped,
+                                  .samples_per_s = static_cast<double>(result.samples) / took});
   if (result.skipped) {
     reporter_.line(fmt::format("step {}: skipped, not finite (loss scale {:.6g})", s_.state.step, scale));
   }
@@ -399,18 +392,15 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
     window_start_ = SteadyClock::now();
     window_samples_ = 0;
     if (!reporter_.has_bar()) reporter_.line(progress_line(progress));
-    if (tensorboard_) {
-      tensorboard_->scalar("train/loss", s_.state.step, result.loss);
-      tensorboard_->scalar("train/lr", s_.state.step, lr);
-      tensorboard_->scalar("train/samples_per_s", s_.state.step, samples_per_s_);
-    }
+    outputs_.scalar("train/loss", s_.state.step, result.loss);
+    outputs_.scalar("train/lr", s_.state.step, lr);
+    outputs_.scalar("train/samples_per_s", s_.state.step, samples_per_s_);
   }
   const CheckpointConfig& checkpoint = s_.config.checkpoint;
   if (!checkpoint.dir.empty() && checkpoint.every_steps > 0 && s_.state.step % checkpoint.every_steps == 0) {
     // Rank 0 waits here for a disk that is slower than the saves: the others wait with it, longer than for a gradient.
-    s_.communicator->set_timeout(kFileTimeout);
-    auto done = save(/*wait=*/false);
-    if (done) done = s_.communicator->barrier();
+    s_.communicator->set_timeout(file_timeout());
+    auto done = s_.together(save(/*wait=*/false));
     s_.communicator->set_timeout(s_.config.ddp.timeout);
     return done;
   }
@@ -422,7 +412,7 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
 Result<void> TrainLoop::save(bool wait) {
   if (!s_.config.output.indices.empty()) {
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(s_.world_size()));
-    std::int64_t mine = indices_ ? indices_->size_bytes() : 0;
+    std::int64_t mine = outputs_.index_bytes();
     auto gathered = s_.communicator
                         ->all_gather(comm::Block{&mine, 1, comm::DType::i64},
                                      comm::Block{sizes.data(), sizes.size(), comm::DType::i64})
@@ -437,6 +427,7 @@ Result<void> TrainLoop::save(bool wait) {
   if (s_.writer == nullptr) return {};
   // The save before this one: how it went says nothing about this one.
   auto before = wait ? s_.writer->wait() : Result<void>();
+  if (!before && before.error().code() == Errc::timed_out) return before;
   auto started = start_save(s_);
   if (before && !wait) before = s_.writer->poll();
   if (!before) {
@@ -450,7 +441,7 @@ Result<void> TrainLoop::save(bool wait) {
   return outcome ? outcome : Result<void>(std::move(outcome).error().with_context("checkpoint not saved"));
 }
 
-Result<void> TrainLoop::end_epoch() {
+Result<void> TrainLoop::end_epoch(bool& stopped) {
   checkpoint::TrainState& state = s_.state;
   auto equal = ddp::check_equal(*s_.communicator, "checksum of the parameters", parameter_checksum(s_));
   if (!equal) return equal;
@@ -459,7 +450,10 @@ Result<void> TrainLoop::end_epoch() {
   const std::int64_t epoch = state.epoch + 1;
   if (s_.validation_data != nullptr) {
     auto validated = validate();
-    if (!validated) return validated;
+    if (!validated) return std::move(validated).error();
+    stopped = !*validated;
+    // The epoch ends when this is done: a resumed run begins with it.
+    if (stopped) return {};
   }
   std::string text = fmt::format("epoch {}/{} done: mean loss {:.4f}", epoch, s_.config.train.epochs, mean);
   if (s_.validation_data != nullptr) {
@@ -468,12 +462,10 @@ Result<void> TrainLoop::end_epoch() {
   }
   text += fmt::format(", {:.0f} samples/s, {} elapsed", samples_per_s_, format_duration(seconds_since(run_start_)));
   reporter_.line(text);
-  if (tensorboard_) {
-    tensorboard_->scalar("epoch/loss", state.step, mean);
-    if (s_.validation_data != nullptr) tensorboard_->scalar("validation/loss", state.step, validation_.loss());
-    if (validation_accuracy_ >= 0) tensorboard_->scalar("validation/accuracy", state.step, validation_accuracy_);
-    tensorboard_->flush();
-  }
+  outputs_.scalar("epoch/loss", state.step, mean);
+  if (s_.validation_data != nullptr) outputs_.scalar("validation/loss", state.step, validation_.loss());
+  if (validation_accuracy_ >= 0) outputs_.scalar("validation/accuracy", state.step, validation_accuracy_);
+  outputs_.flush();
   auto checked = check_resources();
   if (!checked) return checked;
   ++state.epoch;
@@ -485,26 +477,29 @@ Result<void> TrainLoop::end_epoch() {
   return {};
 }
 
-Result<void> TrainLoop::validate() {
+// The whole validation set. false: a stop signal came before its end, on some rank.
+Result<bool> TrainLoop::validate() {
   auto sent = broadcast_buffers(s_);
-  if (!sent) return sent;
-  auto counts =
-      evaluate_share(*s_.validation_data, *s_.validation_loader, *s_.plans, s_.config.loss, s_.rank(), s_.world_size());
+  if (!sent) return std::move(sent).error();
+  const EvalControl control{[this] { return stop_.requested() != 0; }, wait_slice(s_.config.ddp.timeout), slow_read_};
+  auto counts = evaluate_share(*s_.validation_data, *s_.validation_loader, *s_.plans, s_.config.loss, s_.rank(),
+                               s_.world_size(), control);
   // Shares differ by one sample at most, but a rank may be slow: wait as for files.
-  s_.communicator->set_timeout(kFileTimeout);
+  s_.communicator->set_timeout(file_timeout());
   auto all = s_.together(counts ? s_.kernels->status() : Result<void>(counts.error()));
   s_.communicator->set_timeout(s_.config.ddp.timeout);
-  if (!all) return all;
-  double sums[4] = {counts->loss_sum, static_cast<double>(counts->targets), static_cast<double>(counts->correct),
-                    static_cast<double>(counts->samples)};
+  if (!all) return std::move(all).error();
+  double sums[5] = {counts->loss_sum, static_cast<double>(counts->targets), static_cast<double>(counts->correct),
+                    static_cast<double>(counts->samples), counts->stopped ? 1.0 : 0.0};
   auto summed = ddp::sync_metrics(*s_.communicator, sums, comm::Reduce::sum);
-  if (!summed) return summed;
+  if (!summed) return std::move(summed).error();
+  if (sums[4] > 0) return false;
   validation_ = EvalCounts{sums[0], static_cast<std::int64_t>(sums[1]), static_cast<std::int64_t>(sums[2]),
-                           static_cast<std::int64_t>(sums[3])};
+                           static_cast<std::int64_t>(sums[3]), false};
   const data::SampleSpec& spec = s_.validation_data->spec();
   if (spec.classes > 0 && spec.target_count() == 1) validation_accuracy_ = validation_.accuracy();
   validated_at_ = s_.state.step;
-  return {};
+  return true;
 }
 
 // What is held must not grow from epoch to epoch. The first epoch fills caches and makes plans: it is the measure.
@@ -528,29 +523,13 @@ Result<void> TrainLoop::check_resources() {
   return {};
 }
 
-Result<void> TrainLoop::write_params() {
-  nlohmann::ordered_json json;
-  for (const engine::Parameter& p : s_.store->parameters()) {
-    const std::vector<float> values = s_.store->read_f32(p.id);
-    const bool bias = p.name.find("bias") != std::string::npos;
-    if (bias && values.size() == 1) {
-      json["bias"] = values[0];
-    } else {
-      json[bias ? "bias" : "weight"] = values;
-    }
-  }
-  json["step"] = s_.state.step;
-  auto file = LineFile::open(s_.config.output.params, 0);
-  if (!file) return std::move(file).error().with_context("output.params");
-  return file->append(json.dump() + "\n");
-}
-
 Result<int> TrainLoop::finish(bool stopped) {
   if (!stopped && s_.validation_data != nullptr && validated_at_ != s_.state.step) {
     auto validated = validate();
     if (!validated) return std::move(validated).error();
+    stopped = !*validated;
   }
-  s_.communicator->set_timeout(kFileTimeout);
+  s_.communicator->set_timeout(file_timeout());
   Result<void> mine;
   if (!s_.config.checkpoint.dir.empty()) {
     // The periodic save of this very step may still be under way.
@@ -558,12 +537,12 @@ Result<int> TrainLoop::finish(bool stopped) {
            : s_.writer != nullptr ? s_.writer->wait()
                                                  : Result<void>();
   }
-  if (mine && !stopped && s_.is_root() && !s_.config.output.params.empty()) mine = write_params();
+  if (mine && !stopped && s_.is_root()) mine = outputs_.write_params();
   if (mine) mine = s_.kernels->status();
   auto all = s_.together(std::move(mine));
   if (!all) return std::move(all).error();
   stop_.disarm();
-  if (tensorboard_) tensorboard_->flush();
+  outputs_.flush();
   if (stopped) {
     const int signal = stop_.requested();
     if (s_.config.checkpoint.dir.empty()) {
@@ -587,7 +566,7 @@ Result<int> TrainLoop::finish(bool stopped) {
 
 }  // namespace
 
-int train(const TrainerConfig& config, const WorkerEnv& env, StopSignal& stop) {
+static int run_training(const TrainerConfig& config, const WorkerEnv& env, StopSignal& stop) {
   const auto fail = [&env](const Error& error, bool is_said) {
     if (!is_said) say_error(env, error);
     return exit_code_of(error);
@@ -596,11 +575,21 @@ int train(const TrainerConfig& config, const WorkerEnv& env, StopSignal& stop) {
   auto session = open_session(config, env, error_is_said);
   if (!session) return fail(session.error(), error_is_said);
   Session& s = **session;
-  Reporter reporter(config.log.file, /*quiet=*/!s.is_root());
+  Reporter reporter(/*quiet=*/!s.is_root());
   TrainLoop loop(s, stop, reporter);
   auto code = loop.run();
   if (!code) return fail(code.error(), s.error_is_said);
   return *code;
+}
+
+int train(const TrainerConfig& config, const WorkerEnv& env, StopSignal& stop) {
+  try {
+    return run_training(config, env, stop);
+  } catch (const std::bad_alloc&) {
+    const Error error(Errc::system, "no memory left: use a smaller data.batch_size or model, or more ranks");
+    say_error(env, error);
+    return exit_code_of(error);
+  }
 }
 
 }  // namespace ddprun::trainer

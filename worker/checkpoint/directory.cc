@@ -119,10 +119,11 @@ std::optional<std::int64_t> step_of_folder(const std::string& name) {
 Result<CheckpointDirectory> CheckpointDirectory::open(const std::string& path) {
   std::error_code failed;
   fs::create_directories(path, failed);
-  if (failed) return Error(Errc::system, fmt::format("cannot make the folder {}: {}", path, failed.message()));
+  if (failed) return data::file_error(failed.value(), "cannot make the folder " + path);
   const std::string lock_path = path + "/.lock";
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-  if (!lock) return Error::from_errno(errno, "cannot write in " + path);
+  // The lock may be there already: then it says nothing about the folder.
+  if (!lock || ::access(path.c_str(), W_OK | X_OK) != 0) return data::file_error(errno, "cannot write in " + path);
   const TimePoint give_up = SteadyClock::now() + std::chrono::seconds(10);
   while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) break;  // a file system without locks: go on without
@@ -219,11 +220,11 @@ Result<void> CheckpointDirectory::set_aside(std::int64_t step) const {
   return {};
 }
 
-Result<void> verify_checkpoint(const std::string& folder) {
+Result<CheckpointFiles> read_checkpoint(const std::string& folder) {
   const std::string list_path = folder + "/" + kChecksumFile;
-  auto list = data::MappedFile::open(list_path);
+  auto list = data::read_whole(list_path);
   if (!list) return std::move(list).error();
-  const auto raw = (*list)->bytes();
+  const std::span<const std::byte> raw(*list);
   const std::string text(reinterpret_cast<const char*>(raw.data()), raw.size());
   // Last line first: it vouches for the others, so that a damaged name is not blamed on the file it names.
   const std::size_t last = text.size() < 2 ? std::string::npos : text.rfind('\n', text.size() - 2);
@@ -232,23 +233,24 @@ Result<void> verify_checkpoint(const std::string& folder) {
   if (!own || own->name != kChecksumFile || own->size != last + 1 || own->crc != crc32c(raw.subspan(0, last + 1))) {
     return Error(Errc::malformed, list_path + ": its own checksum does not match");
   }
+  CheckpointFiles files;
   for (std::size_t at = 0; at <= last;) {
     const std::size_t end = text.find('\n', at);
     const auto entry = parse_entry(text.substr(at, end - at));
     if (!entry) return Error(Errc::malformed, list_path + ": a line that is not CRC, size and name");
-    auto file = data::MappedFile::open(folder + "/" + entry->name);
+    auto file = data::read_whole(folder + "/" + entry->name);
     if (!file) return std::move(file).error();
-    const std::size_t size = (*file)->bytes().size();
-    if (size != entry->size) {
+    if (file->size() != entry->size) {
       return Error(Errc::malformed,
-                   fmt::format("{}/{}: {} bytes, {} were written", folder, entry->name, size, entry->size));
+                   fmt::format("{}/{}: {} bytes, {} were written", folder, entry->name, file->size(), entry->size));
     }
-    if (crc32c((*file)->bytes()) != entry->crc) {
+    if (crc32c(*file) != entry->crc) {
       return Error(Errc::malformed, fmt::format("{}/{}: the checksum does not match", folder, entry->name));
     }
+    files[entry->name] = std::move(*file);
     at = end + 1;
   }
-  return {};
+  return files;
 }
 
 }  // namespace ddprun::checkpoint

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,8 +31,8 @@ std::optional<std::int64_t> step_of_folder(const std::string& name);  // nullopt
 
 class CheckpointDirectory {
  public:
-  // Makes the folder if needed and locks it against a second run. Errors: system; refused when another process holds
-  // it (after waiting 10 s for one that is just ending).
+  // Makes the folder if needed and locks it against a second run. Errors: invalid_argument when it cannot be written
+  // to; system; refused when another process holds it (after waiting 10 s for one that is just ending).
   static Result<CheckpointDirectory> open(const std::string& path);
 
   // Steps of the complete checkpoints, ascending. Says nothing about damage.
@@ -53,8 +54,9 @@ class CheckpointDirectory {
   UniqueFd lock_;
 };
 
-// Compares every file in a checkpoint's folder with its list of checksums. Errors: malformed or not_found, naming the
-// file.
-Result<void> verify_checkpoint(const std::string& folder);
+// The files of a checkpoint's folder by name, each compared with the list of checksums. Errors name the file: malformed
+// or not_found for damage; all others (no permission, no memory, a disk that does not answer) say nothing about it.
+using CheckpointFiles = std::map<std::string, std::vector<std::byte>>;
+Result<CheckpointFiles> read_checkpoint(const std::string& folder);
 
 }  // namespace ddprun::checkpoint

@@ -103,10 +103,9 @@ SafetensorsLayout layout_safetensors(const std::vector<TensorView>& tensors,
 }
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  auto file = data::MappedFile::open(path);
-  if (!file) return std::move(file).error();
-  const auto bytes = (*file)->bytes();
-  return parse(std::vector<std::byte>(bytes.begin(), bytes.end()), path);
+  auto bytes = data::read_whole(path);
+  if (!bytes) return std::move(bytes).error();
+  return parse(std::move(*bytes), path);
 }
 
 Result<SafetensorsFile> SafetensorsFile::parse(std::vector<std::byte> bytes, const std::string& name) {

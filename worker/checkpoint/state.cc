@@ -38,7 +38,7 @@ Result<TrainState> state_from_json(const std::string& text) {
   const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return Error(Errc::malformed, "not a JSON object");
   if (json.value("version", nlohmann::json()) != kVersion) {
-    return Error(Errc::malformed, "not of version 1, which this program reads");
+    return Error(Errc::invalid_argument, "not of version 1, which this program reads");
   }
   TrainState state;
   std::string wrong;

@@ -27,7 +27,7 @@ struct TrainState {
 };
 
 std::string to_json(const TrainState& state);
-// Errors: malformed, naming what is missing or of the wrong kind.
+// Errors: malformed, naming what is missing or of the wrong kind; invalid_argument for another version.
 Result<TrainState> state_from_json(const std::string& text);
 
 }  // namespace ddprun::checkpoint

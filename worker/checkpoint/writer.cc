@@ -3,10 +3,16 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <condition_variable>
 #include <cstring>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
 
 #include "common/check.h"
-#include "worker/data/file_bytes.h"
+#include "common/clock.h"
 
 namespace ddprun::checkpoint {
 namespace {
@@ -36,118 +42,199 @@ void lay_out(const char* name, const std::vector<TensorView>& tensors, Laid& lai
 
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(const CheckpointDirectory& directory, std::int64_t keep,
-                                   std::vector<TensorShape> model, std::vector<TensorShape> optimizer)
-    : directory_(directory), keep_(keep), model_(std::move(model)), optimizer_(std::move(optimizer)) {
-  for (const auto* list : {&model_, &optimizer_}) {
-    for (const TensorShape& tensor : *list) buffer_bytes_ += padded(tensor.size_bytes);
+WriteCheckpoint write_into(std::shared_ptr<const CheckpointDirectory> directory, std::int64_t keep) {
+  return [directory = std::move(directory), keep](std::int64_t step, const std::vector<FileContent>& files) {
+    auto written = directory->write(step, files);
+    if (written) directory->prune(keep);
+    return written;
+  };
+}
+
+struct CheckpointWriter::State {
+  WriteCheckpoint write;
+  std::chrono::milliseconds timeout{};
+  std::vector<TensorShape> model, optimizer;
+  std::unique_ptr<std::byte[]> buffer;
+  std::size_t buffer_bytes = 0;
+  std::vector<std::byte*> places;
+  TrainState state;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool busy = true;  // until the buffer has been touched
+  bool submitted = false;
+  bool stopping = false;
+  bool ended = false;
+  TimePoint began = SteadyClock::now();  // of the save in work
+  std::optional<Error> error;
+  std::int64_t last_saved = -1;
+  std::thread thread;
+
+  Result<void> save() {
+    try {
+      Laid laid_model;
+      Laid laid_optimizer;
+      const std::vector<TensorView> model_views = views(model, places.data());
+      const std::vector<TensorView> optimizer_views = views(optimizer, places.data() + model.size());
+      lay_out(kModelFile, model_views, laid_model);
+      lay_out(kOptimizerFile, optimizer_views, laid_optimizer);
+      const std::string json = to_json(state);
+      const FileContent state_file{kStateFile, {std::as_bytes(std::span(json))}};
+      return write(state.step, {laid_model.content, laid_optimizer.content, state_file});
+    } catch (const std::exception& e) {
+      return Error(Errc::system, fmt::format("{}: {}", folder_name(state.step), e.what()));  // no memory left
+    }
   }
-  buffer_.reset(new std::byte[buffer_bytes_ + 1]);  // not touched here
-  std::byte* at = buffer_.get();
-  for (const auto* list : {&model_, &optimizer_}) {
+
+  void run() {
+    // First touch here, so that the first snapshot costs the training no page faults.
+    std::memset(buffer.get(), 0, buffer_bytes);
+    std::unique_lock lock(mutex);
+    busy = false;
+    changed.notify_all();
+    for (;;) {
+      changed.wait(lock, [this] { return submitted || stopping; });  // the destructor ends it
+      if (!submitted) break;
+      lock.unlock();
+      Result<void> saved = save();
+      lock.lock();
+      if (saved) {
+        last_saved = state.step;
+      } else {
+        error = std::move(saved).error();
+      }
+      submitted = busy = false;
+      changed.notify_all();
+    }
+    ended = true;
+    changed.notify_all();
+  }
+
+  Result<void> wait_idle(std::unique_lock<std::mutex>& lock) {
+    if (changed.wait_until(lock, began + timeout, [this] { return !busy; })) return {};
+    return Error(
+        Errc::timed_out,
+        fmt::format("{} has not been written after {} s (checkpoint.timeout_s): its file system does not answer",
+                    submitted ? folder_name(state.step) : "the snapshot's memory", timeout.count() / 1000));
+  }
+};
+
+CheckpointWriter::CheckpointWriter(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+Result<std::unique_ptr<CheckpointWriter>> CheckpointWriter::create(WriteCheckpoint write,
+                                                                   std::chrono::milliseconds timeout,
+                                                                   std::vector<TensorShape> model,
+                                                                   std::vector<TensorShape> optimizer) {
+  auto state = std::make_shared<State>();
+  State& s = *state;
+  s.write = std::move(write);
+  s.timeout = timeout;
+  s.model = std::move(model);
+  s.optimizer = std::move(optimizer);
+  for (const auto* list : {&s.model, &s.optimizer}) {
+    for (const TensorShape& tensor : *list) s.buffer_bytes += padded(tensor.size_bytes);
+  }
+  s.buffer.reset(new (std::nothrow) std::byte[s.buffer_bytes + 1]);  // not touched here
+  if (s.buffer == nullptr) {
+    return Error(Errc::system, fmt::format("no memory for the {:.1f} MB of a checkpoint's copy",
+                                           static_cast<double>(s.buffer_bytes) / 1e6));
+  }
+  std::byte* at = s.buffer.get();
+  for (const auto* list : {&s.model, &s.optimizer}) {
     for (const TensorShape& tensor : *list) {
-      places_.push_back(at);
+      s.places.push_back(at);
       at += padded(tensor.size_bytes);
     }
   }
-  thread_ = std::thread([this] { run(); });
-  ::pthread_setname_np(thread_.native_handle(), "checkpoint");
+  try {
+    s.thread = std::thread([state] { state->run(); });
+  } catch (const std::system_error& e) {
+    return Error(Errc::system, fmt::format("cannot start the thread that writes checkpoints: {}", e.what()));
+  }
+  ::pthread_setname_np(s.thread.native_handle(), "checkpoint");
+  return std::unique_ptr<CheckpointWriter>(new CheckpointWriter(std::move(state)));
 }
 
 CheckpointWriter::~CheckpointWriter() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
-
-void CheckpointWriter::run() {
-  // First touch here, so that the first snapshot costs the training no page faults.
-  std::memset(buffer_.get(), 0, buffer_bytes_);
-  std::unique_lock lock(mutex_);
-  busy_ = false;
-  changed_.notify_all();
-  for (;;) {
-    changed_.wait(lock, [this] { return submitted_ || stopping_; });
-    if (!submitted_) return;
-    lock.unlock();
-    Result<void> saved = save();
-    lock.lock();
-    if (saved) {
-      last_saved_ = state_.step;
-    } else {
-      error_ = std::move(saved).error();
-    }
-    submitted_ = busy_ = false;
-    changed_.notify_all();
+  State& s = *state_;
+  std::unique_lock lock(s.mutex);
+  s.stopping = true;
+  s.changed.notify_all();
+  s.changed.wait_until(lock, std::max(s.began + s.timeout, SteadyClock::now() + std::chrono::seconds(1)),
+                       [&s] { return s.ended; });
+  const bool ended = s.ended;
+  lock.unlock();
+  if (ended) {
+    s.thread.join();
+  } else {
+    s.thread.detach();
   }
 }
 
-Result<void> CheckpointWriter::save() {
-  Laid model;
-  Laid optimizer;
-  const std::vector<TensorView> model_views = views(model_, places_.data());
-  const std::vector<TensorView> optimizer_views = views(optimizer_, places_.data() + model_.size());
-  lay_out(kModelFile, model_views, model);
-  lay_out(kOptimizerFile, optimizer_views, optimizer);
-  const std::string state = to_json(state_);
-  const FileContent state_file{kStateFile, {std::as_bytes(std::span(state))}};
-  auto written = directory_.write(state_.step, {model.content, optimizer.content, state_file});
-  if (written) directory_.prune(keep_);
-  return written;
-}
-
-const std::vector<std::byte*>& CheckpointWriter::begin() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !busy_; });
-  return places_;
+Result<const std::vector<std::byte*>*> CheckpointWriter::begin() {
+  std::unique_lock lock(state_->mutex);
+  auto idle = state_->wait_idle(lock);
+  if (!idle) return std::move(idle).error();
+  return static_cast<const std::vector<std::byte*>*>(&state_->places);
 }
 
 void CheckpointWriter::submit(const TrainState& state) {
   {
-    std::lock_guard lock(mutex_);
-    CHECK(!busy_, "begin() comes before submit()");
-    state_ = state;
-    busy_ = submitted_ = true;
+    std::lock_guard lock(state_->mutex);
+    CHECK(!state_->busy, "begin() comes before submit()");
+    state_->state = state;
+    state_->began = SteadyClock::now();
+    state_->busy = state_->submitted = true;
   }
-  changed_.notify_all();
+  state_->changed.notify_all();
 }
 
 Result<void> CheckpointWriter::wait() {
   {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !busy_; });
+    std::unique_lock lock(state_->mutex);
+    auto idle = state_->wait_idle(lock);
+    if (!idle) return idle;
   }
   return poll();
 }
 
 Result<void> CheckpointWriter::poll() {
-  std::lock_guard lock(mutex_);
-  if (!error_) return {};
-  Error error = *std::move(error_);
-  error_.reset();
+  std::lock_guard lock(state_->mutex);
+  if (!state_->error) return {};
+  Error error = *std::move(state_->error);
+  state_->error.reset();
   return error;
 }
 
 std::int64_t CheckpointWriter::last_saved_step() {
-  std::lock_guard lock(mutex_);
-  return last_saved_;
+  std::lock_guard lock(state_->mutex);
+  return state_->last_saved;
 }
 
 Result<LoadedCheckpoint> load_checkpoint(const std::string& folder) {
-  auto good = verify_checkpoint(folder);
-  if (!good) return std::move(good).error();
-  auto text = data::read_file(folder + "/" + kStateFile, std::size_t{64} << 20);
+  auto files = read_checkpoint(folder);
+  if (!files) return std::move(files).error();
+  const auto take = [&](const char* name) -> Result<std::vector<std::byte>> {
+    const auto found = files->find(name);
+    if (found == files->end()) return Error(Errc::malformed, fmt::format("{}: has no {}", folder, name));
+    return std::move(found->second);
+  };
+  auto text = take(kStateFile);
   if (!text) return std::move(text).error();
   auto state = state_from_json(std::string(reinterpret_cast<const char*>(text->data()), text->size()));
   if (!state) return std::move(state).error().with_context(folder + "/" + kStateFile);
-  auto model = SafetensorsFile::open(folder + "/" + kModelFile);
-  if (!model) return std::move(model).error();
-  auto optimizer = SafetensorsFile::open(folder + "/" + kOptimizerFile);
-  if (!optimizer) return std::move(optimizer).error();
-  return LoadedCheckpoint{folder, std::move(*state), std::move(*model), std::move(*optimizer)};
+  LoadedCheckpoint loaded;
+  loaded.folder = folder;
+  loaded.state = std::move(*state);
+  for (const auto& [name, into] :
+       {std::pair{kModelFile, &loaded.model}, std::pair{kOptimizerFile, &loaded.optimizer}}) {
+    auto bytes = take(name);
+    if (!bytes) return std::move(bytes).error();
+    auto file = SafetensorsFile::parse(std::move(*bytes), folder + "/" + name);
+    if (!file) return std::move(file).error();
+    *into = std::move(*file);
+  }
+  return loaded;
 }
 
 Result<Resume> load_newest(const CheckpointDirectory& directory) {
@@ -158,6 +245,11 @@ Result<Resume> load_newest(const CheckpointDirectory& directory) {
   for (auto it = steps->rbegin(); it != steps->rend(); ++it) {
     auto loaded = load_checkpoint(directory.path_of(*it));
     if (!loaded) {
+      const Errc code = loaded.error().code();
+      // Only what the file system gave us and is wrong is damage. A file that cannot be read just now may be sound.
+      if (code != Errc::malformed && code != Errc::not_found) {
+        return std::move(loaded).error().with_context("cannot read a checkpoint, and nothing was changed");
+      }
       resume.damage.push_back(fmt::format("checkpoint {} is damaged: {}", folder_name(*it), loaded.error().message()));
       damaged.push_back(*it);
       continue;

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <condition_variable>
+#include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/result.h"
@@ -27,49 +26,42 @@ struct TensorShape {
   std::size_t size_bytes = 0;
 };
 
-// Saves in a thread of its own: the caller copies its tensors into the snapshot and goes on.
+// Puts one checkpoint on the disk; called in the writer's thread.
+using WriteCheckpoint = std::function<Result<void>(std::int64_t step, const std::vector<FileContent>& files)>;
+// Into this folder; then all but the `keep` newest go. The function owns a share of the directory.
+WriteCheckpoint write_into(std::shared_ptr<const CheckpointDirectory> directory, std::int64_t keep);
+
+// Saves in a thread of its own: the caller copies its tensors into the snapshot and goes on. A disk may hang: no wait
+// is without a limit, and a thread that hangs is left behind, with all that it uses.
 class CheckpointWriter {
  public:
-  // `directory` must outlive this. The snapshot's memory is taken and touched here, in the background.
-  CheckpointWriter(const CheckpointDirectory& directory, std::int64_t keep, std::vector<TensorShape> model,
-                   std::vector<TensorShape> optimizer);
-  ~CheckpointWriter();  // waits for the save in work
+  // timeout: of one save. The snapshot's memory is taken here and touched in the background. Errors: system when there
+  // is not enough, or no thread.
+  static Result<std::unique_ptr<CheckpointWriter>> create(WriteCheckpoint write, std::chrono::milliseconds timeout,
+                                                          std::vector<TensorShape> model,
+                                                          std::vector<TensorShape> optimizer);
+  ~CheckpointWriter();  // waits for the save in work, unless it hangs
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   // Where to copy the tensors: one address for each of `model`, then of `optimizer`. Waits until the save before is on
-  // the disk (so a slow disk slows the training down rather than losing checkpoints).
-  const std::vector<std::byte*>& begin();
+  // the disk (so a slow disk slows the training down rather than losing checkpoints). Errors: timed_out, naming the
+  // step of the save that hangs.
+  Result<const std::vector<std::byte*>*> begin();
   // Starts the save of what the addresses of begin() hold.
   void submit(const TrainState& state);
 
-  // Waits for the save in work. The error of the last save that failed and was not asked for yet; what was saved
-  // before is untouched by it.
+  // Waits for the save in work. The error of the last save that failed and was not asked for yet, or that of begin();
+  // what was saved before is untouched by it.
   Result<void> wait();
   // The same without waiting: the outcome of saves that have ended.
   Result<void> poll();
   std::int64_t last_saved_step();  // -1: none yet
 
  private:
-  void run();
-  Result<void> save();
-
-  const CheckpointDirectory& directory_;
-  const std::int64_t keep_;
-  std::vector<TensorShape> model_, optimizer_;
-  std::unique_ptr<std::byte[]> buffer_;
-  std::size_t buffer_bytes_ = 0;
-  std::vector<std::byte*> places_;
-  TrainState state_;
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool busy_ = true;  // until the buffer has been touched
-  bool submitted_ = false;
-  bool stopping_ = false;
-  std::optional<Error> error_;
-  std::int64_t last_saved_ = -1;
-  std::thread thread_;
+  struct State;
+  explicit CheckpointWriter(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
 };
 
 struct LoadedCheckpoint {
@@ -79,7 +71,8 @@ struct LoadedCheckpoint {
   SafetensorsFile optimizer;
 };
 
-// Reads and verifies one checkpoint's folder. Errors name the file.
+// Reads and verifies one checkpoint's folder. Errors name the file; malformed or not_found: it is damaged;
+// invalid_argument: it is sound, but not for this program (another version, no permission).
 Result<LoadedCheckpoint> load_checkpoint(const std::string& folder);
 
 struct Resume {
@@ -87,8 +80,8 @@ struct Resume {
   std::vector<std::string> damage;             // a sentence for each newer checkpoint that was passed over
 };
 
-// The newest good checkpoint; newer damaged ones are set aside. Errors: malformed when there are checkpoints and none
-// is good; then nothing is changed.
+// The newest good checkpoint; newer damaged ones are set aside. Errors, after which nothing is changed: malformed when
+// there are checkpoints and none is good; any other when one cannot be read for a reason that is not damage.
 Result<Resume> load_newest(const CheckpointDirectory& directory);
 
 }  // namespace ddprun::checkpoint

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <functional>
+#include <new>
 #include <numeric>
 
 #include "worker/data/formats.h"
@@ -17,7 +19,7 @@ std::int64_t product(const std::vector<std::int64_t>& shape) {
 std::int64_t SampleSpec::input_count() const { return product(input_shape); }
 std::int64_t SampleSpec::target_count() const { return product(target_shape); }
 
-Result<std::unique_ptr<Dataset>> open_dataset(const DatasetOptions& options) {
+static Result<std::unique_ptr<Dataset>> open_format(const DatasetOptions& options) {
   if (options.format == "csv") return open_csv(options);
   if (options.format == "idx") return open_idx(options);
   if (options.format == "npy") return open_npy(options);
@@ -25,6 +27,16 @@ Result<std::unique_ptr<Dataset>> open_dataset(const DatasetOptions& options) {
   if (options.format == "tokens") return open_tokens(options);
   if (options.format == "synthetic") return open_synthetic(options);
   return Error(Errc::invalid_argument, fmt::format("data.format: '{}' is not known", options.format));
+}
+
+Result<std::unique_ptr<Dataset>> open_dataset(const DatasetOptions& options) {
+  try {
+    return open_format(options);
+  } catch (const std::bad_alloc&) {
+    return Error(Errc::system, options.paths.inputs + ": no memory to hold these data");
+  } catch (const std::filesystem::filesystem_error& e) {
+    return Error(Errc::system, e.what());
+  }
 }
 
 }  // namespace ddprun::data

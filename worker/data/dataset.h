@@ -19,7 +19,8 @@ struct SampleSpec {
   ElementType input_type = ElementType::f32;
   std::vector<std::int64_t> target_shape;  // empty: one number
   ElementType target_type = ElementType::i32;
-  std::int64_t classes = 0;  // class indices run from 0 to this - 1; 0: the targets are values, not classes
+  std::int64_t classes = 0;              // class indices run from 0 to this - 1; 0: the targets are values, not classes
+  std::vector<std::string> class_names;  // by index, sorted, where the data have them (image_folder)
 
   std::int64_t input_count() const;
   std::int64_t target_count() const;

@@ -31,8 +31,21 @@ class MappedFile {
   std::size_t size_;
 };
 
-// The whole file; a gzip one (by its first two bytes) is inflated. Errors: not_found, malformed (damaged gzip), and
+// "what: Permission denied". What trying again cannot mend (permission, a folder where a file should be, a read-only
+// file system) is invalid_argument; all else as Error::from_errno().
+Error file_error(int error_number, const std::string& what);
+
+// Errors of all that open files here: those of file_error(); invalid_argument for a folder, a pipe or a device.
+enum class FileKind : std::uint8_t {
+  regular,
+  any,  // also a pipe, e.g. from <(command)
+};
+
+// The whole file by read(), so that a disk's error is an error here and not a signal.
+Result<std::vector<std::byte>> read_whole(const std::string& path);
+
+// The whole file; a gzip one (by its first two bytes) is inflated. Errors also: malformed (damaged gzip), and
 // invalid_argument when more than `max_bytes` would come out.
-Result<std::vector<std::byte>> read_file(const std::string& path, std::size_t max_bytes);
+Result<std::vector<std::byte>> read_file(const std::string& path, std::size_t max_bytes, FileKind kind = FileKind::regular);
 
 }  // namespace ddprun::data

@@ -29,10 +29,11 @@ class ImageFolder final : public Dataset {
     std::int32_t label;
   };
 
-  ImageFolder(std::vector<File> files, std::int64_t classes, const DatasetOptions& options)
+  ImageFolder(std::vector<File> files, std::vector<std::string> class_names, const DatasetOptions& options)
       : files_(std::move(files)), options_(options) {
     spec_.input_shape = {options.image_size, options.image_size, 3};
-    spec_.classes = classes;
+    spec_.classes = options.classes > 0 ? options.classes : static_cast<std::int64_t>(class_names.size());
+    spec_.class_names = std::move(class_names);
     for (std::size_t c = 0; c < 3; ++c) {
       mean_[c] = options.mean.empty() ? 0.0F : static_cast<float>(options.mean[options.mean.size() == 1 ? 0 : c]);
       std_[c] = options.std.empty() ? 1.0F : static_cast<float>(options.std[options.std.size() == 1 ? 0 : c]);
@@ -79,10 +80,7 @@ Result<std::unique_ptr<Dataset>> open_image_folder(const DatasetOptions& options
     std::error_code ignored;
     if (it->is_directory(ignored)) classes.push_back(it->path().filename().string());
   }
-  if (failed) {
-    const Errc code = failed == std::errc::no_such_file_or_directory ? Errc::not_found : Errc::system;
-    return Error(code, fmt::format("{}: {}", root, failed.message()));
-  }
+  if (failed) return file_error(failed.value(), root);
   std::sort(classes.begin(), classes.end());
   if (classes.empty()) return Error(Errc::invalid_argument, root + ": has no folders (one for each class)");
   if (options.classes > 0 && static_cast<std::int64_t>(classes.size()) > options.classes) {
@@ -102,15 +100,14 @@ Result<std::unique_ptr<Dataset>> open_image_folder(const DatasetOptions& options
       std::error_code ignored;
       if (is_image(it->path()) && it->is_regular_file(ignored)) paths.push_back(it->path().string());
     }
-    if (failed) return Error(Errc::system, fmt::format("{}: {}", folder, failed.message()));
+    if (failed) return file_error(failed.value(), folder);
     if (paths.empty()) return Error(Errc::invalid_argument, folder + ": no .jpg, .jpeg or .png file in this class");
     std::sort(paths.begin(), paths.end());
     for (std::string& path : paths) {
       files.push_back(ImageFolder::File{std::move(path), static_cast<std::int32_t>(c)});
     }
   }
-  const std::int64_t count = options.classes > 0 ? options.classes : static_cast<std::int64_t>(classes.size());
-  return std::unique_ptr<Dataset>(std::make_unique<ImageFolder>(std::move(files), count, options));
+  return std::unique_ptr<Dataset>(std::make_unique<ImageFolder>(std::move(files), std::move(classes), options));
 }
 
 }  // namespace ddprun::data

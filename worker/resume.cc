@@ -1,0 +1,109 @@
+#include "worker/resume.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "worker/weights.h"
+
+namespace ddprun::trainer {
+namespace {
+
+Result<std::optional<checkpoint::LoadedCheckpoint>> choose_checkpoint(Session& s) {
+  const CheckpointConfig& config = s.config.checkpoint;
+  std::optional<checkpoint::LoadedCheckpoint> chosen;
+  if (!config.dir.empty()) {
+    auto directory = checkpoint::CheckpointDirectory::open(config.dir);
+    if (!directory) return std::move(directory).error().with_context("checkpoint.dir");
+    s.directory = std::make_shared<const checkpoint::CheckpointDirectory>(std::move(*directory));
+  }
+  const bool automatic = config.resume == "auto";
+  if (automatic && s.directory != nullptr) {
+    auto newest = checkpoint::load_newest(*s.directory);
+    if (!newest) return std::move(newest).error();
+    s.notes = newest->damage;
+    chosen = std::move(newest->checkpoint);
+  }
+  if (!automatic && s.directory != nullptr) {
+    auto steps = s.directory->steps();
+    if (!steps) return std::move(steps).error();
+    if (!steps->empty()) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("checkpoint.dir {} already has checkpoints up to step {}, and checkpoint.resume is {}: "
+                               "use resume: auto to go on from them, or another folder",
+                               config.dir, steps->back(), config.resume));
+    }
+  }
+  if (!automatic && config.resume != "none") {
+    std::string folder = config.resume;
+    std::error_code ignored;
+    if (std::filesystem::exists(folder + "/latest", ignored)) folder += "/latest";
+    auto loaded = checkpoint::load_checkpoint(folder);
+    if (!loaded) return std::move(loaded).error().with_context("checkpoint.resume");
+    chosen = std::move(*loaded);
+  }
+  if (chosen) s.notes.push_back(fmt::format("resumed from {} at step {}", chosen->folder, chosen->state.step));
+  return chosen;
+}
+
+}  // namespace
+
+Result<void> restore(Session& s) {
+  s.state.samples = s.train_data->size();
+  s.state.seed = s.config.train.seed;
+  s.state.world_size = s.world_size();
+  s.state.scale = static_cast<float>(s.scaler.scale());
+  auto chosen = choose_checkpoint(s);
+  if (!chosen) return std::move(chosen).error();
+  if (!*chosen) return {};
+  const checkpoint::LoadedCheckpoint& loaded = **chosen;
+  if (loaded.state.samples != s.train_data->size()) {
+    return Error(Errc::invalid_argument,
+                 fmt::format("{} was made with {} training samples, data.train has {}: its place in the epoch means "
+                             "nothing here",
+                             loaded.folder, loaded.state.samples, s.train_data->size()));
+  }
+  if (loaded.state.seed != s.config.train.seed) {
+    return Error(Errc::invalid_argument, fmt::format("{} was made with train.seed {}, the configuration says {}",
+                                                     loaded.folder, loaded.state.seed, s.config.train.seed));
+  }
+  auto done = restore_model(loaded.model, *s.store);
+  if (!done) return std::move(done).error().with_context(loaded.folder + "/" + checkpoint::kModelFile);
+  done = restore_optimizer(loaded.optimizer, *s.optimizer);
+  if (!done) return std::move(done).error().with_context(loaded.folder + "/" + checkpoint::kOptimizerFile);
+  s.state = loaded.state;
+  s.resumed = true;
+  return {};
+}
+
+Result<void> share_state(Session& s) {
+  std::vector<std::int32_t> words;
+  std::int64_t head[2] = {0, s.resumed ? 1 : 0};
+  std::string text;
+  if (s.is_root()) {
+    text = checkpoint::to_json(s.state);
+    head[0] = static_cast<std::int64_t>(text.size());
+  }
+  auto sent = s.communicator->broadcast(comm::Block{head, 2, comm::DType::i64}, 0).wait();
+  if (!sent) return sent;
+  words.resize((static_cast<std::size_t>(head[0]) + 3) / 4);
+  if (s.is_root()) std::memcpy(words.data(), text.data(), text.size());
+  sent = s.communicator->broadcast(comm::Block{words.data(), words.size(), comm::DType::i32}, 0).wait();
+  if (!sent) return sent;
+  auto state = checkpoint::state_from_json(
+      std::string(reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(head[0])));
+  if (!state) return std::move(state).error().with_context("state from rank 0");
+  s.state = std::move(*state);
+  s.resumed = head[1] != 0;
+  if (s.resumed) {
+    s.optimizer->set_steps(s.state.optimizer_steps);
+    optim::GradScaler::State scaler = s.scaler.state();
+    scaler.scale = s.state.scale;
+    scaler.growth_tracker = s.state.growth_tracker;
+    if (s.config.precision.scale_loss) s.scaler = optim::GradScaler(scaler);
+  }
+  return {};
+}
+
+}  // namespace ddprun::trainer
