@@ -19,7 +19,10 @@ build_packages=(
   libhwloc-dev           # --numa-binding
   libgtest-dev libgmock-dev libbenchmark-dev
 )
-data_packages=(dataset-fashion-mnist)
+data_packages=(
+  dataset-fashion-mnist
+  bible-kjv bible-kjv-text   # text for deploy/configs/gpt2_bible.yaml
+)
 test_packages=(
   python3 python3-venv   # scripts that play the user, and the venv of the interop tests
   iproute2 nftables procps util-linux   # hosts in network namespaces

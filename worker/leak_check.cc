@@ -55,13 +55,19 @@ std::string growth(const ResourceUse& before, const ResourceUse& now) {
   }
   if (now.descriptors > before.descriptors) add(fmt::format("descriptors +{}", now.descriptors - before.descriptors));
   if (now.threads > before.threads) add(fmt::format("threads +{}", now.threads - before.threads));
+  if (now.works > before.works) add(fmt::format("live Work handles +{}", now.works - before.works));
+  if (now.dropped > before.dropped) {
+    add(fmt::format("Work handles dropped without wait +{}", now.dropped - before.dropped));
+  }
   return text;
 }
 
 std::string describe(const ResourceUse& use) {
   std::string text = fmt::format("memory {:.1f} MB resident, arena {:.1f} MB", mb(use.rss_bytes), mb(use.arena_bytes));
   if (use.device_bytes > 0) text += fmt::format(", device {:.1f} MB", mb(use.device_bytes));
-  return text + fmt::format(", {} descriptors, {} threads", use.descriptors, use.threads);
+  text += fmt::format(", {} descriptors, {} threads, {} live Work handles", use.descriptors, use.threads, use.works);
+  if (use.dropped > 0) text += fmt::format(", {} dropped without wait", use.dropped);
+  return text;
 }
 
 }  // namespace ddprun::trainer

@@ -14,14 +14,16 @@ struct ResourceUse {
   std::int64_t device_bytes = 0;
   std::int64_t descriptors = 0;
   std::int64_t threads = 0;
+  std::int64_t works = 0;    // collectives' handles that are alive: none between steps
+  std::int64_t dropped = 0;  // handles that went without wait(), so far: a bug of ours
 };
 
-// Reads /proc/self; arena and device bytes are the caller's to fill in.
+// Reads /proc/self; arena and device bytes, works and dropped are the caller's to fill in.
 Result<ResourceUse> measure_resources();
 std::int64_t resident_bytes();  // cheap enough for every step; 0 if /proc cannot be read
 
 // "" if nothing grew, else what did and by how much. Memory may move by 2 % + 8 MB: allocators keep what they free.
 std::string growth(const ResourceUse& before, const ResourceUse& now);
-std::string describe(const ResourceUse& use);  // "31.2 MB in use: arena 12.0 MB, ..."
+std::string describe(const ResourceUse& use);  // "memory 31.2 MB resident, arena 12.0 MB, 9 descriptors, ..."
 
 }  // namespace ddprun::trainer

@@ -2,31 +2,45 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "worker/weights.h"
+#include "worker/within.h"
 
 namespace ddprun::trainer {
 namespace {
 
-Result<std::optional<checkpoint::LoadedCheckpoint>> choose_checkpoint(Session& s) {
-  const CheckpointConfig& config = s.config.checkpoint;
-  std::optional<checkpoint::LoadedCheckpoint> chosen;
+// Below the time that the other ranks wait for rank 0 (session.cc), so that they hear its reason.
+constexpr std::chrono::seconds kSetupLimit{540};
+
+struct Chosen {
+  std::shared_ptr<const checkpoint::CheckpointDirectory> directory;  // null: no checkpoint.dir
+  std::optional<checkpoint::LoadedCheckpoint> checkpoint;            // empty: from the beginning
+  std::vector<std::string> notes;
+};
+
+Result<Chosen> choose_checkpoint(const CheckpointConfig& config) {
+  Chosen chosen;
   if (!config.dir.empty()) {
     auto directory = checkpoint::CheckpointDirectory::open(config.dir);
     if (!directory) return std::move(directory).error().with_context("checkpoint.dir");
-    s.directory = std::make_shared<const checkpoint::CheckpointDirectory>(std::move(*directory));
+    chosen.directory = std::make_shared<const checkpoint::CheckpointDirectory>(std::move(*directory));
   }
   const bool automatic = config.resume == "auto";
-  if (automatic && s.directory != nullptr) {
-    auto newest = checkpoint::load_newest(*s.directory);
+  if (automatic && chosen.directory != nullptr) {
+    auto newest = checkpoint::load_newest(*chosen.directory);
     if (!newest) return std::move(newest).error();
-    s.notes = newest->damage;
-    chosen = std::move(newest->checkpoint);
+    chosen.notes = newest->damage;
+    chosen.checkpoint = std::move(newest->checkpoint);
   }
-  if (!automatic && s.directory != nullptr) {
-    auto steps = s.directory->steps();
+  if (!automatic && chosen.directory != nullptr) {
+    auto steps = chosen.directory->steps();
     if (!steps) return std::move(steps).error();
     if (!steps->empty()) {
       return Error(Errc::invalid_argument,
@@ -41,9 +55,11 @@ Result<std::optional<checkpoint::LoadedCheckpoint>> choose_checkpoint(Session& s
     if (std::filesystem::exists(folder + "/latest", ignored)) folder += "/latest";
     auto loaded = checkpoint::load_checkpoint(folder);
     if (!loaded) return std::move(loaded).error().with_context("checkpoint.resume");
-    chosen = std::move(*loaded);
+    chosen.checkpoint = std::move(*loaded);
   }
-  if (chosen) s.notes.push_back(fmt::format("resumed from {} at step {}", chosen->folder, chosen->state.step));
+  if (const auto& found = chosen.checkpoint) {
+    chosen.notes.push_back(fmt::format("resumed from {} at step {}", found->folder, found->state.step));
+  }
   return chosen;
 }
 
@@ -54,10 +70,13 @@ Result<void> restore(Session& s) {
   s.state.seed = s.config.train.seed;
   s.state.world_size = s.world_size();
   s.state.scale = static_cast<float>(s.scaler.scale());
-  auto chosen = choose_checkpoint(s);
+  auto chosen = within<Chosen>(kSetupLimit, "checkpoint.dir or checkpoint.resume",
+                               [config = s.config.checkpoint] { return choose_checkpoint(config); });
   if (!chosen) return std::move(chosen).error();
-  if (!*chosen) return {};
-  const checkpoint::LoadedCheckpoint& loaded = **chosen;
+  s.directory = std::move(chosen->directory);
+  s.notes = std::move(chosen->notes);
+  if (!chosen->checkpoint) return {};
+  const checkpoint::LoadedCheckpoint& loaded = *chosen->checkpoint;
   if (loaded.state.samples != s.train_data->size()) {
     return Error(Errc::invalid_argument,
                  fmt::format("{} was made with {} training samples, data.train has {}: its place in the epoch means "

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
+#include "common/clock.h"
 #include "worker/agree.h"
 #include "worker/checkpoint/crc32c.h"
 #include "worker/comm/factory.h"
@@ -14,12 +16,19 @@
 #include "worker/resume.h"
 #include "worker/run_error.h"
 #include "worker/weights.h"
+#include "worker/within.h"
 
 namespace ddprun::trainer {
 namespace {
 
 // Until the first step: one rank may read files while the others wait for it.
 constexpr std::chrono::milliseconds kSetupTimeout{600'000};
+constexpr std::chrono::minutes kSpare{1};
+// The rank that says why the run ends needs this long to end, at most.
+constexpr std::chrono::seconds kTimeForTheSpeaker{5};
+
+// Opening reads whole files of some formats: longer than a batch may take.
+std::chrono::milliseconds open_limit(const TrainerConfig& config) { return 2 * config.data.read_timeout; }
 
 comm::DType comm_type(engine::DType dtype) {
   // The two enumerations have the same members in the same order.
@@ -83,10 +92,20 @@ Result<std::unique_ptr<engine::Kernels>> make_kernels(Session& s) {
 
 // Phase 1 on each rank: no collective inside.
 Result<void> open_local(Session& s) {
-  auto data = open_run_data(s.config);
-  if (!data) return std::move(data).error();
-  s.train_data = std::move(data->train);
-  s.validation_data = std::move(data->validation);
+  struct Opened {
+    TrainerConfig config;
+    RunData data;
+  };
+  const auto open = [config = s.config]() mutable -> Result<Opened> {
+    auto data = open_run_data(config);
+    if (!data) return std::move(data).error();
+    return Opened{std::move(config), std::move(*data)};
+  };
+  auto opened = within<Opened>(open_limit(s.config), "data.train or data.validation", open);
+  if (!opened) return std::move(opened).error();
+  s.config = std::move(opened->config);
+  s.train_data = std::move(opened->data.train);
+  s.validation_data = std::move(opened->data.validation);
   data::SamplerOptions sampling;
   sampling.samples = s.train_data->size();
   sampling.world_size = s.world_size();
@@ -204,20 +223,23 @@ Result<void> Session::together(Result<void> mine) {
   if (agreement.result || error_is_said) return std::move(agreement.result);
   error_is_said = true;
   if (agreement.said_elsewhere) {
-    // Ends with an error as soon as the rank that failed is gone.
-    communicator->set_timeout(std::chrono::seconds(5));
-    [[maybe_unused]] const auto gone = communicator->barrier();
+    const TimePoint give_up = SteadyClock::now() + kTimeForTheSpeaker;
+    while (stop->requested() == 0 && SteadyClock::now() < give_up) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
   } else {
     say_error(env, agreement.result.error());
   }
   return std::move(agreement.result);
 }
 
-Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, bool& error_is_said) {
+Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, const StopSignal& stop,
+                                              bool& error_is_said) {
   auto session = std::make_unique<Session>();
   Session& s = *session;
   s.config = config;
   s.env = env;
+  s.stop = &stop;
   comm::CommOptions options;
   auto backend = comm::parse_backend(config.ddp.backend);
   if (!backend) return std::move(backend).error();
@@ -226,7 +248,7 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
   auto communicator = comm::make_communicator(env, options);
   if (!communicator) return std::move(communicator).error();
   s.communicator = std::move(*communicator);
-  s.communicator->set_timeout(kSetupTimeout);
+  s.communicator->set_timeout(std::max<std::chrono::milliseconds>(kSetupTimeout, open_limit(config) + kSpare));
 
   Result<void> done = s.together(open_local(s));
   if (done) done = make_reducer(s);

@@ -16,6 +16,7 @@
 #include "worker/kernels/kernels.h"
 #include "worker/optim/optimizer.h"
 #include "worker/plans.h"
+#include "worker/stop_signal.h"
 
 namespace ddprun::cuda {
 class DeviceContext;
@@ -44,19 +45,21 @@ struct Session {
   bool resumed = false;
   std::vector<std::string> notes;  // what rank 0 has to say about the start
 
+  const StopSignal* stop = nullptr;
   bool error_is_said = false;  // the error that ends this run has been told to the user, here or by another rank
 
   int rank() const { return communicator->rank(); }
   int world_size() const { return communicator->world_size(); }
   bool is_root() const { return rank() == 0; }
-  // Every rank's part of a phase is done: see agree(). On failure the rank that failed says so at once and the others
-  // wait for its end (a moment), so that the launcher sees the cause before its consequences.
+  // Every rank's part of a phase is done: see agree(). On failure the rank that failed says so at once, and the others
+  // stay until the launcher, which sees that one end, stops them: it shall see the cause before its consequences.
   Result<void> together(Result<void> mine);
 };
 
 // Collective: data, model, initial or resumed state, equal on all ranks afterwards.
 // error_is_said: the error has been told to the user already.
-Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, bool& error_is_said);
+Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, const StopSignal& stop,
+                                              bool& error_is_said);
 
 // Rank 0's buffers (running statistics) to all. Collective.
 Result<void> broadcast_buffers(Session& session);

@@ -67,6 +67,7 @@ class TrainLoop {
   Result<bool> validate();
   Result<void> check_resources();
   Result<void> save(bool wait);
+  Result<void> last_save();
   Result<int> finish(bool stopped);
   bool at_end() const {
     return s_.state.epoch >= s_.config.train.epochs ||
@@ -96,7 +97,7 @@ class TrainLoop {
   double validation_accuracy_ = -1;
   EvalCounts validation_;
   std::int64_t validated_at_ = -1;
-  std::int64_t saved_at_ = -1;
+  std::int64_t saved_at_ = -1, resumed_at_ = -1;
   std::optional<ResourceUse> resources_;
   TimePoint window_start_{}, run_start_{};
   std::int64_t window_samples_ = 0, steps_done_ = 0;
@@ -136,6 +137,7 @@ Result<int> TrainLoop::run() {
   auto ready = s_.together(open_files());
   if (!ready) return std::move(ready).error();
   s_.communicator->set_timeout(s_.config.ddp.timeout);
+  if (s_.resumed) resumed_at_ = s_.state.step;
   say_start();
   stop_.arm();
   run_start_ = window_start_ = SteadyClock::now();
@@ -426,19 +428,24 @@ Result<void> TrainLoop::save(bool wait) {
   saved_at_ = s_.state.step;
   if (s_.writer == nullptr) return {};
   // The save before this one: how it went says nothing about this one.
-  auto before = wait ? s_.writer->wait() : Result<void>();
+  auto before = s_.writer->wait();
   if (!before && before.error().code() == Errc::timed_out) return before;
   auto started = start_save(s_);
-  if (before && !wait) before = s_.writer->poll();
   if (!before) {
-    const std::int64_t last = s_.writer->last_saved_step();
+    const std::int64_t last = std::max(s_.writer->last_saved_step(), resumed_at_);
     log_error(
         "checkpoint not saved: {}; {}, training goes on", before.error().message(),
         last >= 0 ? fmt::format("the one of step {} is untouched", last) : std::string("earlier ones are untouched"));
   }
-  if (!started || !wait) return started;
+  return started && wait ? last_save() : started;
+}
+
+// How the save in work ends, if this rank has one: of the run's last save it matters.
+Result<void> TrainLoop::last_save() {
+  if (s_.writer == nullptr) return {};
   auto outcome = s_.writer->wait();
-  return outcome ? outcome : Result<void>(std::move(outcome).error().with_context("checkpoint not saved"));
+  if (!outcome) return std::move(outcome).error().with_context("checkpoint not saved");
+  return {};
 }
 
 Result<void> TrainLoop::end_epoch(bool& stopped) {
@@ -486,7 +493,7 @@ Result<bool> TrainLoop::validate() {
                                s_.world_size(), control);
   // Shares differ by one sample at most, but a rank may be slow: wait as for files.
   s_.communicator->set_timeout(file_timeout());
-  auto all = s_.together(counts ? s_.kernels->status() : Result<void>(counts.error()));
+  auto all = s_.together(counts ? s_.kernels->status() : Result<void>(counts.error().with_context("data.validation")));
   s_.communicator->set_timeout(s_.config.ddp.timeout);
   if (!all) return std::move(all).error();
   double sums[5] = {counts->loss_sum, static_cast<double>(counts->targets), static_cast<double>(counts->correct),
@@ -513,6 +520,8 @@ Result<void> TrainLoop::check_resources() {
   if (s_.device != nullptr) use->device_bytes = static_cast<std::int64_t>(s_.device->allocated_bytes());
   use->arena_bytes = static_cast<std::int64_t>(s_.store->parameter_bytes() + s_.store->gradient_bytes() +
                                                s_.plans->activation_bytes());
+  use->works = static_cast<std::int64_t>(s_.communicator->live_works());
+  use->dropped = static_cast<std::int64_t>(s_.communicator->dropped_handles());
   std::string text = describe(*use);
   if (resources_) {
     const std::string grown = growth(*resources_, *use);
@@ -533,9 +542,7 @@ Result<int> TrainLoop::finish(bool stopped) {
   Result<void> mine;
   if (!s_.config.checkpoint.dir.empty()) {
     // The periodic save of this very step may still be under way.
-    mine = saved_at_ != s_.state.step || stopped ? save(/*wait=*/true)
-           : s_.writer != nullptr ? s_.writer->wait()
-                                                 : Result<void>();
+    mine = saved_at_ != s_.state.step || stopped ? save(/*wait=*/true) : last_save();
   }
   if (mine && !stopped && s_.is_root()) mine = outputs_.write_params();
   if (mine) mine = s_.kernels->status();
@@ -572,7 +579,7 @@ static int run_training(const TrainerConfig& config, const WorkerEnv& env, StopS
     return exit_code_of(error);
   };
   bool error_is_said = false;
-  auto session = open_session(config, env, error_is_said);
+  auto session = open_session(config, env, stop, error_is_said);
   if (!session) return fail(session.error(), error_is_said);
   Session& s = **session;
   Reporter reporter(/*quiet=*/!s.is_root());

@@ -46,6 +46,7 @@ Result<std::vector<std::byte>> read_whole(const std::string& path);
 
 // The whole file; a gzip one (by its first two bytes) is inflated. Errors also: malformed (damaged gzip), and
 // invalid_argument when more than `max_bytes` would come out.
-Result<std::vector<std::byte>> read_file(const std::string& path, std::size_t max_bytes, FileKind kind = FileKind::regular);
+Result<std::vector<std::byte>> read_file(const std::string& path, std::size_t max_bytes,
+                                         FileKind kind = FileKind::regular);
 
 }  // namespace ddprun::data

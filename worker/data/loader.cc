@@ -19,8 +19,6 @@
 namespace ddprun::data {
 namespace {
 
-// What a read that does not hang may still take when the loader ends.
-constexpr std::chrono::seconds kGrace{2};
 constexpr std::size_t kAlign = 64;
 
 struct AlignedDelete {
@@ -145,7 +143,7 @@ struct Loader::State {
     const auto all_ended = [this] {
       return std::all_of(workers.begin(), workers.end(), [](const auto& worker) { return worker->ended; });
     };
-    const bool clean = arrived.wait_for(lock, kGrace, all_ended);
+    const bool clean = arrived.wait_for(lock, options.grace, all_ended);
     for (const auto& worker : workers) {
       if (!worker->ended) worker->thread.detach();
     }

@@ -20,6 +20,7 @@ struct LoaderOptions {
   bool persistent_workers = true;
   std::uint64_t seed = 0;
   std::chrono::milliseconds timeout{300'000};  // of one batch, from the first wait for it
+  std::chrono::milliseconds grace{500};        // what a read may still take at the end
 };
 
 struct Batch {
@@ -38,7 +39,7 @@ class Loader {
  public:
   // Errors: system when there is no memory for the batches, with the sizes.
   static Result<std::unique_ptr<Loader>> create(std::shared_ptr<const Dataset> dataset, LoaderOptions options);
-  ~Loader();  // at most 2 s
+  ~Loader();  // takes at most options.grace
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 

@@ -1,10 +1,12 @@
 // checkpoint_bench [MB] [FOLDER]: how long a save keeps the training waiting, beside a memcpy of the same bytes in the
 // same run. Aim: at most 1.5 times the copy.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <vector>
 
 #include "common/clock.h"
@@ -38,14 +40,26 @@ int main(int argc, char** argv) {
   std::vector<double> pauses;
   double saved_s = 0;
   {
-    ck::CheckpointWriter writer(*directory, 2, model, optimizer);
+    auto created = ck::CheckpointWriter::create(
+        ck::write_into(std::make_shared<const ck::CheckpointDirectory>(std::move(*directory)), 2),
+        std::chrono::minutes(10), model, optimizer);
+    if (!created) {
+      std::fprintf(stderr, "%s\n", created.error().message().c_str());
+      return 1;
+    }
+    ck::CheckpointWriter& writer = **created;
     for (int round = 0; round < 7; ++round) {
       auto start = ddprun::SteadyClock::now();
       std::memcpy(target.data(), source.data(), source.size());
       copies.push_back(seconds(start));
-      writer.begin();  // idle by now: see wait() below
+      (void)writer.begin();  // idle by now: see wait() below
       start = ddprun::SteadyClock::now();
-      const auto& places = writer.begin();
+      const auto begun = writer.begin();
+      if (!begun) {
+        std::fprintf(stderr, "%s\n", begun.error().message().c_str());
+        break;
+      }
+      const std::vector<std::byte*>& places = **begun;
       for (std::size_t i = 0; i < count; ++i) std::memcpy(places[i], source.data() + i * kTensor, kTensor);
       ck::TrainState state;
       state.step = round;

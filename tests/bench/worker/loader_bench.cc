@@ -30,14 +30,23 @@ int main(int argc, char** argv) {
   ddprun::data::LoaderOptions loading;
   loading.batch_size = 32;
   loading.num_workers = threads;
-  ddprun::data::Loader loader(**dataset, loading);
-  std::vector<std::int64_t> order(static_cast<std::size_t>((*dataset)->size()));
+  const std::shared_ptr<const ddprun::data::Dataset> images_on_disk = std::move(*dataset);
+  auto created = ddprun::data::Loader::create(images_on_disk, loading);
+  if (!created) {
+    std::fprintf(stderr, "loader_bench: %s\n", created.error().message().c_str());
+    return 1;
+  }
+  ddprun::data::Loader& loader = **created;
+  std::vector<std::int64_t> order(static_cast<std::size_t>(images_on_disk->size()));
   std::iota(order.begin(), order.end(), std::int64_t{0});
   std::int64_t images = 0;
   const auto start = ddprun::SteadyClock::now();
   const auto elapsed = [start] { return std::chrono::duration<double>(ddprun::SteadyClock::now() - start).count(); };
   for (std::int64_t epoch = 0; elapsed() < wanted_s; ++epoch) {
-    loader.begin_epoch(epoch, order);
+    if (auto begun = loader.begin_epoch(epoch, order); !begun) {
+      std::fprintf(stderr, "loader_bench: %s\n", begun.error().message().c_str());
+      return 1;
+    }
     for (;;) {
       auto batch = loader.next();
       if (!batch) {

@@ -2,6 +2,10 @@ ddprun_test(trainer_process_test process
   SOURCES trainer_process_test.cc ../../support/surface_run.cc
   LIBS ddprun_common nlohmann_json::nlohmann_json TIMEOUT 180)
 add_dependencies(trainer_process_test trainer ddprun)
+ddprun_test(trainer_hard_times_test process
+  SOURCES trainer_hard_times_test.cc ../../support/surface_run.cc
+  LIBS ddprun_common nlohmann_json::nlohmann_json TIMEOUT 240)
+add_dependencies(trainer_hard_times_test trainer ddprun)
 
 # For tests/interop/test_data.py.
 add_executable(dump_samples ${CMAKE_SOURCE_DIR}/tests/interop/dump_samples.cc)

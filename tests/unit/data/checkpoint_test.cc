@@ -2,10 +2,14 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <thread>
 
 #include "worker/checkpoint/crc32c.h"
 #include "worker/checkpoint/directory.h"
@@ -125,19 +129,27 @@ class Directory : public ::testing::Test {
   void save(std::int64_t from, std::int64_t to, std::int64_t keep) {
     auto directory = CheckpointDirectory::open(folder_ + "/ck");
     ASSERT_TRUE(directory) << directory.error().message();
-    CheckpointWriter writer(*directory, keep, {{"w", TensorType::f32, {2}, 8}}, {{"m.w", TensorType::f32, {2}, 8}});
+    auto shared = std::make_shared<const CheckpointDirectory>(std::move(*directory));
+    auto writer = make_writer(write_into(shared, keep), std::chrono::seconds(60));
     for (std::int64_t step = from; step <= to; ++step) {
-      const auto& places = writer.begin();
+      auto places = writer->begin();
+      ASSERT_TRUE(places);
       const float values[2] = {static_cast<float>(step), -1};
-      std::memcpy(places[0], values, 8);
-      std::memcpy(places[1], values, 8);
+      std::memcpy((**places)[0], values, 8);
+      std::memcpy((**places)[1], values, 8);
       TrainState state;
       state.step = step;
-      writer.submit(state);
+      writer->submit(state);
     }
-    auto done = writer.wait();
+    auto done = writer->wait();
     EXPECT_TRUE(done) << done.error().message();
-    EXPECT_EQ(writer.last_saved_step(), to);
+    EXPECT_EQ(writer->last_saved_step(), to);
+  }
+
+  static std::unique_ptr<CheckpointWriter> make_writer(WriteCheckpoint write, std::chrono::milliseconds timeout) {
+    return CheckpointWriter::create(std::move(write), timeout, {{"w", TensorType::f32, {2}, 8}},
+                                    {{"m.w", TensorType::f32, {2}, 8}})
+        .value();
   }
 
   Result<Resume> newest() {
@@ -225,6 +237,66 @@ TEST_F(Directory, RefusesWhenNothingIsGood) {
   ASSERT_FALSE(resume);
   EXPECT_THAT(resume.error().message(), HasSubstr("none of its 2 checkpoints is good"));
   EXPECT_EQ(names(), before);
+}
+
+// A file that cannot be read just now (here: a folder where it should be, for root reads all else) may be sound.
+TEST_F(Directory, WhatCannotBeReadIsNotSetAside) {
+  save(1, 3, 3);
+  std::filesystem::rename(file(3, kModelFile), file(3, "kept"));
+  std::filesystem::create_directory(file(3, kModelFile));
+  const auto before = names();
+  auto resume = newest();
+  ASSERT_FALSE(resume);
+  EXPECT_THAT(resume.error().message(), HasSubstr("nothing was changed"));
+  EXPECT_THAT(resume.error().message(), HasSubstr("step-000000003/model.safetensors: is a folder"));
+  EXPECT_EQ(names(), before);
+  // Nor is one that a later version of the program has written.
+  std::filesystem::remove(file(3, kModelFile));
+  std::filesystem::rename(file(3, "kept"), file(3, kModelFile));
+  auto directory = CheckpointDirectory::open(folder_ + "/ck");
+  ASSERT_TRUE(directory);
+  const std::string state = "{\"version\": 2}\n";
+  ASSERT_TRUE(directory->write(4, {FileContent{kStateFile, {bytes(state)}}}));
+  resume = load_newest(*directory);
+  ASSERT_FALSE(resume);
+  EXPECT_THAT(resume.error().message(), HasSubstr("not of version 1"));
+  EXPECT_TRUE(std::filesystem::exists(file(4, kStateFile)));
+}
+
+TEST_F(Directory, AFolderThatCannotBeWrittenIsNoMatterOfTrying) {
+  std::ofstream(folder_ + "/file") << "x";
+  auto directory = CheckpointDirectory::open(folder_ + "/file/ck");
+  ASSERT_FALSE(directory);
+  EXPECT_EQ(directory.error().code(), Errc::invalid_argument);
+  EXPECT_THAT(directory.error().message(), HasSubstr("cannot make the folder"));
+}
+
+// A file system that does not answer: the training hears of it, and the end does not wait for it.
+TEST_F(Directory, ASaveThatHangsIsAnErrorAfterItsTime) {
+  struct Gate {
+    std::atomic<bool> open{false}, gone{false};
+  };
+  const auto gate = std::make_shared<Gate>();
+  auto writer = make_writer(
+      [gate](std::int64_t, const std::vector<FileContent>&) {
+        for (int i = 0; !gate->open && i < 60'000; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        gate->gone = true;
+        return Result<void>();
+      },
+      std::chrono::milliseconds(700));
+  ASSERT_TRUE(writer->begin());
+  TrainState state;
+  state.step = 7;
+  writer->submit(state);
+  auto next = writer->begin();
+  ASSERT_FALSE(next);
+  EXPECT_EQ(next.error().code(), Errc::timed_out);
+  EXPECT_THAT(next.error().message(), HasSubstr("step-000000007 has not been written"));
+  EXPECT_FALSE(writer->wait());
+  writer.reset();
+  EXPECT_FALSE(gate->gone) << "the writer waited for a save that hangs";
+  gate->open = true;
+  while (gate.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 TEST_F(Directory, RemainsOfAKilledWriterDoNoHarm) {

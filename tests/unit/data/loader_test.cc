@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <numeric>
 #include <thread>
 
@@ -27,9 +29,11 @@ class FakeDataset final : public Dataset {
   Result<void> read(const SampleKey& key, std::byte* input, std::byte* target) const override {
     if (key.index == broken) return Error(Errc::malformed, name_of(key.index) + ": broken");
     // Until the test has seen its timeout; the bound is for a test that fails.
-    for (int i = 0; key.index == slow && !released && i < 10'000; ++i) {
+    for (int i = 0; key.index == slow && !released && i < 60'000; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    if (key.index == slow) left = true;
+    if (key.index == throws) throw std::bad_alloc();
     SampleRandom random(key);
     auto* out = reinterpret_cast<float*>(input);
     for (int i = 0; i < 3; ++i) out[i] = static_cast<float>(random.uniform());
@@ -41,7 +45,9 @@ class FakeDataset final : public Dataset {
 
   std::int64_t broken = -1;
   std::int64_t slow = -1;
+  std::int64_t throws = -1;
   std::atomic<bool> released{false};
+  mutable std::atomic<bool> left{false};  // the slow read has come back
 
  private:
   SampleSpec spec_;
@@ -53,6 +59,10 @@ LoaderOptions options(int workers, std::int64_t batch = 4) {
   o.num_workers = workers;
   o.seed = 11;
   return o;
+}
+
+std::unique_ptr<Loader> make(std::shared_ptr<const Dataset> dataset, const LoaderOptions& o) {
+  return Loader::create(std::move(dataset), o).value();
 }
 
 std::vector<std::int64_t> first(std::int64_t n) {
@@ -74,66 +84,113 @@ std::string all_bytes(Loader& loader, std::vector<std::int64_t>* sizes = nullptr
 }
 
 TEST(Loader, GivesTheSameBatchesForAnyNumberOfThreads) {
-  const FakeDataset dataset;
-  Loader none(dataset, options(0));
-  none.begin_epoch(2, first(103));
-  EXPECT_EQ(none.batches(), 26);
+  const auto dataset = std::make_shared<const FakeDataset>();
+  auto none = make(dataset, options(0));
+  ASSERT_TRUE(none->begin_epoch(2, first(103)));
+  EXPECT_EQ(none->batches(), 26);
   std::vector<std::int64_t> sizes;
-  const std::string expected = all_bytes(none, &sizes);
+  const std::string expected = all_bytes(*none, &sizes);
   EXPECT_EQ(sizes.back(), 3);
   for (const int workers : {1, 2, 5}) {
     for (const bool persistent : {true, false}) {
       LoaderOptions o = options(workers);
       o.persistent_workers = persistent;
-      Loader loader(dataset, o);
+      auto loader = make(dataset, o);
       for (int again = 0; again < 3; ++again) {
-        loader.begin_epoch(2, first(103));
-        EXPECT_EQ(all_bytes(loader), expected);
+        ASSERT_TRUE(loader->begin_epoch(2, first(103)));
+        EXPECT_EQ(all_bytes(*loader), expected);
       }
-      loader.begin_epoch(3, first(103));
-      EXPECT_NE(all_bytes(loader), expected);
+      ASSERT_TRUE(loader->begin_epoch(3, first(103)));
+      EXPECT_NE(all_bytes(*loader), expected);
     }
   }
 }
 
 TEST(Loader, AnEpochMayBeLeftInTheMiddle) {
-  const FakeDataset dataset;
-  Loader loader(dataset, options(3));
+  auto loader = make(std::make_shared<const FakeDataset>(), options(3));
   for (int i = 0; i < 20; ++i) {
-    loader.begin_epoch(i, first(50));
-    ASSERT_TRUE(loader.next());
+    ASSERT_TRUE(loader->begin_epoch(i, first(50)));
+    ASSERT_TRUE(loader->next());
   }
-  loader.begin_epoch(99, first(8));
-  EXPECT_EQ(all_bytes(loader).size(), 8U * 16);
+  ASSERT_TRUE(loader->begin_epoch(99, first(8)));
+  EXPECT_EQ(all_bytes(*loader).size(), 8U * 16);
 }
 
 TEST(Loader, ABrokenSampleIsAnErrorOfItsOwnBatch) {
-  FakeDataset dataset;
-  dataset.broken = 9;
+  const auto dataset = std::make_shared<FakeDataset>();
+  dataset->broken = 9;
   for (const int workers : {0, 1, 3}) {
-    Loader loader(dataset, options(workers));
-    loader.begin_epoch(0, first(20));
-    EXPECT_TRUE(loader.next());
-    EXPECT_TRUE(loader.next());
-    auto third = loader.next();
+    auto loader = make(dataset, options(workers));
+    ASSERT_TRUE(loader->begin_epoch(0, first(20)));
+    EXPECT_TRUE(loader->next());
+    EXPECT_TRUE(loader->next());
+    auto third = loader->next();
     ASSERT_FALSE(third);
     EXPECT_THAT(third.error().message(), HasSubstr("fake 9: broken"));
   }
 }
 
+// A read that hangs: the consumer hears of it, and neither the next epoch nor the end waits for it.
 TEST(Loader, ATimeoutNamesTheSlowSample) {
-  FakeDataset dataset;
-  dataset.slow = 5;
-  LoaderOptions o = options(1);
-  o.timeout = std::chrono::milliseconds(500);  // the first batch must make it on a busy machine
-  Loader loader(dataset, o);
-  loader.begin_epoch(0, first(20));
-  ASSERT_TRUE(loader.next());
-  auto second = loader.next();
-  dataset.released = true;
-  ASSERT_FALSE(second);
-  EXPECT_EQ(second.error().code(), Errc::timed_out);
-  EXPECT_THAT(second.error().message(), HasSubstr("fake 5"));
+  for (const int workers : {0, 1, 3}) {
+    const auto dataset = std::make_shared<FakeDataset>();
+    dataset->slow = 5;
+    LoaderOptions o = options(workers);
+    o.timeout = std::chrono::milliseconds(400);  // the first batch must make it on a busy machine
+    o.grace = std::chrono::milliseconds(50);
+    auto loader = make(dataset, o);
+    ASSERT_TRUE(loader->begin_epoch(0, first(20)));
+    ASSERT_TRUE(loader->next());
+    auto second = loader->next();
+    ASSERT_FALSE(second);
+    EXPECT_EQ(second.error().code(), Errc::timed_out);
+    EXPECT_THAT(second.error().message(), HasSubstr("batch 2 of epoch 1 was not read within"));
+    EXPECT_THAT(second.error().message(), HasSubstr("fake 5"));
+    auto again = loader->begin_epoch(1, first(20));
+    ASSERT_FALSE(again);
+    EXPECT_THAT(again.error().message(), HasSubstr("fake 5"));
+    loader.reset();
+    EXPECT_FALSE(dataset->left) << "the loader waited for a read that hangs";
+    dataset->released = true;  // the thread that was left behind ends, and frees what it shared
+    while (dataset.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+TEST(Loader, WaitsByParts) {
+  const auto dataset = std::make_shared<FakeDataset>();
+  dataset->slow = 5;
+  auto loader = make(dataset, options(1));
+  ASSERT_TRUE(loader->begin_epoch(0, first(8)));
+  ASSERT_TRUE(loader->next());
+  auto there = loader->wait(std::chrono::milliseconds(1));
+  ASSERT_TRUE(there);
+  EXPECT_FALSE(*there);
+  while (loader->in_work() != "fake 5") std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  dataset->released = true;
+  while (!*loader->wait(std::chrono::milliseconds(1))) {
+  }
+  auto second = loader->next();
+  ASSERT_TRUE(second && *second != nullptr);
+  EXPECT_EQ((*second)->indices[0], 4);
+  EXPECT_TRUE(*loader->wait(std::chrono::milliseconds(0))) << "after the last batch there is nothing to wait for";
+}
+
+TEST(Loader, AnExceptionInAReadIsAnErrorOfItsSample) {
+  const auto dataset = std::make_shared<FakeDataset>();
+  dataset->throws = 2;
+  auto loader = make(dataset, options(2));
+  ASSERT_TRUE(loader->begin_epoch(0, first(8)));
+  auto batch = loader->next();
+  ASSERT_FALSE(batch);
+  EXPECT_THAT(batch.error().message(), HasSubstr("fake 2: no memory left"));
+}
+
+TEST(Loader, BatchesThatDoNotFitAreAnErrorWithTheSizes) {
+  LoaderOptions o = options(2);
+  o.batch_size = std::int64_t{1} << 50;
+  auto loader = Loader::create(std::make_shared<const FakeDataset>(), o);
+  ASSERT_FALSE(loader);
+  EXPECT_THAT(loader.error().message(), HasSubstr("data.batch_size 1125899906842624"));
 }
 
 }  // namespace

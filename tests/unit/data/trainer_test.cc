@@ -169,6 +169,11 @@ TEST(LeakCheck, NamesWhatGrew) {
   now.descriptors = 12;
   EXPECT_EQ(growth(before, now), "resident memory +55.0 MB, descriptors +2");
   now = before;
+  now.works = 3;
+  now.dropped = 1;
+  EXPECT_EQ(growth(before, now), "live Work handles +3, Work handles dropped without wait +1");
+  EXPECT_THAT(describe(now), HasSubstr("10 descriptors, 3 threads, 3 live Work handles, 1 dropped without wait"));
+  now = before;
   now.threads = 4;
   now.arena_bytes = 1'000'005;
   EXPECT_EQ(growth(before, now), "arena +1.0 MB, threads +1");

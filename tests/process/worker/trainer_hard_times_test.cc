@@ -1,0 +1,394 @@
+#include <dirent.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "tests/process/worker/trainer_support.h"
+
+// What the world does to a run: reads that hang, signals to one rank, a launcher that dies, a full disk, folders that
+// cannot be written.
+namespace ddprun::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+namespace fs = std::filesystem;
+
+// A 4x4 picture.
+const std::string kPng(
+    "\x89\x50\x4e\x47\x0d\x0a\x1a\x0a\x00\x00\x00\x0d\x49\x48\x44\x52\x00\x00\x00\x04\x00\x00\x00\x04\x08\x02\x00\x00"
+    "\x00\x26\x93\x09\x29\x00\x00\x00\x1d\x49\x44\x41\x54\x78\xda\x63\x60\x08\xa8\x40\x20\x8d\x80\x0a\x38\x62\x08\x08"
+    "\xa8\x80\x23\x86\x8a\x80\x0a\x38\x02\x00\x7a\x63\x10\x41\x6a\xfb\x03\x03\x00\x00\x00\x00\x49\x45\x4e\x44\xae\x42"
+    "\x60\x82",
+    86);
+
+// Holds a write lease on a file: another process's open() of it hangs, as on a file server that is gone, until the
+// lease goes or the kernel loses patience (/proc/sys/fs/lease-break-time, 45 s).
+class StuckFile {
+ public:
+  explicit StuckFile(const std::string& path) {
+    ::signal(SIGIO, SIG_IGN);  // how the kernel tells us that somebody waits
+    fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    held_ = ::fcntl(fd_, F_SETLEASE, F_WRLCK) == 0;
+  }
+  ~StuckFile() { release(); }
+  StuckFile(const StuckFile&) = delete;
+  StuckFile& operator=(const StuckFile&) = delete;
+  bool held() const { return held_; }
+  void release() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+  }
+
+ private:
+  int fd_ = -1;
+  bool held_ = false;
+};
+
+struct Worker {
+  pid_t pid;
+  int rank;
+};
+
+// The trainers below a launcher.
+std::vector<Worker> workers_of(pid_t launcher) {
+  std::vector<Worker> found;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const int pid = std::atoi(entry.path().filename().c_str());
+    std::ifstream stat(entry.path() / "stat");
+    std::string line;
+    if (pid <= 0 || !std::getline(stat, line)) continue;
+    const std::size_t end = line.rfind(") ");
+    if (end == std::string::npos || line.find("(trainer)") == std::string::npos) continue;
+    if (std::atoi(line.c_str() + end + 4) != launcher) continue;
+    std::ifstream environ(entry.path() / "environ", std::ios::binary);
+    for (std::string variable; std::getline(environ, variable, '\0');) {
+      if (variable.rfind("RANK=", 0) == 0) found.push_back({pid, std::atoi(variable.c_str() + 5)});
+    }
+  }
+  return found;
+}
+
+class TrainerHardTimes : public ::testing::Test, public TrainerRunner {
+ protected:
+  static int own_lines(const Finished& run) {
+    int count = 0;
+    std::istringstream in(run.err);
+    for (std::string line; std::getline(in, line);) count += line.rfind("trainer: ", 0) == 0 ? 1 : 0;
+    return count;
+  }
+
+  // Four pictures in one class; rank 1 of 2 reads 2.png and 4.png.
+  void use_pictures() {
+    fs::create_directories(path("train/a"));
+    for (const char* name : {"1", "2", "3", "4"}) runner().write(fmt::format("train/a/{}.png", name), kPng);
+    set("model.name", "resnet18");
+    set("model.stem", "small");
+    set("model.width", "4");
+    set("model.outputs", "2");
+    unset("model.init");
+    set("data.format", "image_folder");
+    set("data.train", path("train"));
+    set("data.image_size", "8");
+    set("data.batch_size", "1");
+    set("loss.name", "cross_entropy");
+    set("optimizer.lr", "0.001");
+    set("train.epochs", "1");
+  }
+};
+
+// data.read_timeout_s is longer than ddp.timeout_s, and a collective may not take that long: still every rank ends for
+// the true reason, and soon, though the read never comes back.
+TEST_F(TrainerHardTimes, AReadThatHangsIsNamedAndEndsTheRun) {
+  use_pictures();
+  StuckFile stuck(path("train/a/2.png"));
+  ASSERT_TRUE(stuck.held());
+  set("data.read_timeout_s", "2");
+  set("ddp.timeout_s", "1");
+  for (const char* workers : {"0", "2"}) {
+    set("data.num_workers", workers);
+    const Finished ended = run(2);
+    EXPECT_EQ(ended.code, 1) << said(ended);
+    EXPECT_THAT(ended.err, HasSubstr("trainer: rank 1: batch 1 of epoch 1 was not read within 2 s"));
+    EXPECT_THAT(ended.err, HasSubstr("in work: " + path("train/a/2.png")));
+    EXPECT_THAT(ended.err, HasSubstr("rank 1 has waited"));
+    EXPECT_THAT(ended.err, Not(HasSubstr("missing")));
+    EXPECT_THAT(ended.err, HasSubstr("trainer FAILED: rank 1 on"));
+    EXPECT_EQ(own_lines(ended), 1) << said(ended);
+  }
+}
+
+TEST_F(TrainerHardTimes, ASlowReadIsWaitedFor) {
+  use_pictures();
+  for (const char* accumulate : {"1", "2"}) {
+    StuckFile stuck(path("train/a/4.png"));
+    ASSERT_TRUE(stuck.held());
+    set("train.accumulate", accumulate);
+    set("data.read_timeout_s", "40");
+    set("ddp.timeout_s", "1");
+    Running job = start(2);
+    ASSERT_TRUE(job.wait_for("rank 1 has waited"));
+    stuck.release();
+    const Finished ended = job.wait();
+    EXPECT_EQ(ended.code, 0) << said(ended);
+    EXPECT_THAT(ended.err, HasSubstr("rank 1 has its data after"));
+  }
+}
+
+TEST_F(TrainerHardTimes, AStopDuringAReadThatHangsSavesAndEnds) {
+  use_pictures();
+  StuckFile stuck(path("train/a/4.png"));
+  ASSERT_TRUE(stuck.held());
+  set("data.num_workers", "0");
+  set("data.read_timeout_s", "300");
+  set("ddp.timeout_s", "1");
+  set("checkpoint.dir", path("ck"));
+  Running job = start(2);
+  ASSERT_TRUE(job.wait_for("rank 1 has waited"));
+  job.signal(SIGTERM);
+  const Finished ended = job.wait();
+  EXPECT_EQ(ended.code, 75) << said(ended);
+  EXPECT_THAT(ended.out, HasSubstr("stopped by a signal after step 1; state saved"));
+  EXPECT_TRUE(fs::exists(path("ck/step-000000001/model.safetensors")));
+}
+
+// In the validation, and while files are opened: each has its own way to wait.
+TEST_F(TrainerHardTimes, OtherReadsThatHangEndTheRunToo) {
+  use_pictures();
+  fs::create_directories(path("val/a"));
+  for (const char* name : {"1", "2"}) runner().write(fmt::format("val/a/{}.png", name), kPng);
+  set("data.validation", path("val"));
+  set("data.read_timeout_s", "1");
+  set("ddp.timeout_s", "1");
+  {
+    StuckFile stuck(path("val/a/2.png"));
+    ASSERT_TRUE(stuck.held());
+    const Finished ended = run(2);
+    EXPECT_EQ(ended.code, 1) << said(ended);
+    EXPECT_THAT(ended.err, HasSubstr("trainer: rank 1: data.validation: batch 1 of epoch 1 was not read within 1 s"));
+    EXPECT_THAT(ended.err, HasSubstr("val/a/2.png"));
+    EXPECT_EQ(own_lines(ended), 1) << said(ended);
+  }
+  TrainerRunner table;
+  table.write_csv("data.csv", 8, 2);
+  table.set("data.read_timeout_s", "1");
+  StuckFile stuck(table.path("data.csv"));
+  ASSERT_TRUE(stuck.held());
+  const Finished ended = table.run(2);
+  EXPECT_EQ(ended.code, 1) << said(ended);
+  EXPECT_THAT(ended.err, HasSubstr("data.train or data.validation did not answer within 2 s"));
+}
+
+class TrainerStopsOneRank : public TrainerHardTimes, public ::testing::WithParamInterface<std::tuple<int, int>> {};
+
+// Slurm and Kubernetes may warn one process only: all ranks stop after the same step and save.
+TEST_P(TrainerStopsOneRank, AllStopAfterTheSameStep) {
+  const auto [signal, rank] = GetParam();
+  write_csv("data.csv", 400, 3);
+  set("data.batch_size", "1");
+  set("train.step_delay_ms", "20");
+  set("checkpoint.dir", path("ck"));
+  set("output.metrics", path("m.jsonl"));
+  Running job = start(2);
+  for (int i = 0; i < 3000 && lines_of("m.jsonl") < 3; ++i) ::usleep(20000);
+  for (const Worker& worker : workers_of(job.pid())) {
+    if (worker.rank != rank) continue;
+    ASSERT_EQ(::kill(worker.pid, signal), 0);
+  }
+  const Finished stopped = job.wait();
+  EXPECT_EQ(stopped.code, 75) << said(stopped);
+  EXPECT_THAT(stopped.out, HasSubstr("state saved"));
+  const int steps = lines_of("m.jsonl");
+  EXPECT_LT(steps, 400);
+  EXPECT_TRUE(fs::exists(path(fmt::format("ck/step-{:09}/state.json", steps))));
+}
+INSTANTIATE_TEST_SUITE_P(AnySignal, TrainerStopsOneRank,
+                         ::testing::Combine(::testing::Values(SIGTERM, SIGUSR1), ::testing::Values(0, 1)),
+                         [](const auto& test) {
+                           return fmt::format("{}Rank{}", std::get<0>(test.param) == SIGTERM ? "TERM" : "USR1",
+                                              std::get<1>(test.param));
+                         });
+
+// Only the launcher is killed, while a checkpoint is being written: no worker is left, and what is on the disk is good.
+TEST_F(TrainerHardTimes, ALauncherKilledDuringASaveLeavesAGoodCheckpoint) {
+  write_csv("data.csv", 40, 20000);
+  set("data.batch_size", "1");
+  set("optimizer.lr", "1e-6");
+  set("optimizer.momentum", "0.9");
+  set("train.epochs", "1");
+  set("output.params", path("whole.json"));
+  const Finished whole = run(2);
+  ASSERT_EQ(whole.code, 0) << said(whole);
+  set("output.params", path("p.json"));
+  set("checkpoint.dir", path("ck"));
+  set("checkpoint.every_steps", "1");
+  for (int kills = 0; kills < 3; ++kills) {
+    Running job = start(2);
+    bool saving = false;
+    for (int i = 0; i < 60'000 && !saving && !fs::exists(path("p.json")); ++i) {
+      ::usleep(1000);
+      std::error_code gone;
+      for (fs::directory_iterator it(path("ck"), gone), end; !gone && it != end; it.increment(gone)) {
+        saving = saving || (it->path().filename().string().rfind(".writing-", 0) == 0 && fs::exists(path("ck/latest")));
+      }
+    }
+    const std::vector<Worker> workers = workers_of(job.pid());
+    job.signal(SIGKILL);
+    job.wait();
+    for (const Worker& worker : workers) {
+      for (int i = 0; i < 3000 && ::kill(worker.pid, 0) == 0; ++i) ::usleep(20000);
+      EXPECT_NE(::kill(worker.pid, 0), 0) << "rank " << worker.rank << " is still there";
+    }
+  }
+  const Finished last = run(2);
+  ASSERT_EQ(last.code, 0) << said(last);
+  EXPECT_THAT(last.out, HasSubstr("resumed from"));
+  EXPECT_EQ(read("p.json"), read("whole.json"));
+}
+
+// A file system of 1 MB that is full but for a little, two ranks under ddprun: the run says so, trains on, ends with an
+// error since its last save failed, and has not lost what it had. With room again it goes on from there.
+TEST_F(TrainerHardTimes, AFullDiskUnderTheLauncher) {
+  write_csv("data.csv", 8, 30000);
+  set("data.batch_size", "1");
+  set("optimizer.lr", "1e-6");
+  set("train.epochs", "1");
+  set("checkpoint.every_steps", "1");
+  set("checkpoint.keep", "9");
+  set("checkpoint.dir", path("disk/ck"));
+  set("output.metrics", path("m.jsonl"));
+  fs::create_directories(path("disk"));
+  std::string ddprun;
+  for (const std::string& word : command(2))
+    ddprun += (ddprun.empty() ? std::string(DDPRUN_BINARY_DIR) + "/" : " ") + word;
+  const std::string script = fmt::format(
+      "set -u; mount -t tmpfs -o size=1m none {0}/disk || exit 99\n"
+      "{1} --set train.max_steps=2 || exit 98\n"
+      "head -c 700000 /dev/zero >{0}/disk/filler; cksum {0}/disk/ck/step-*/* >{0}/before\n"
+      "{1} >{0}/full.out 2>{0}/full.err; echo $? >{0}/full.code\n"
+      "cksum {0}/disk/ck/step-*/* >{0}/after; ls -A {0}/disk/ck >{0}/names; rm {0}/disk/filler\n"
+      "{1} >{0}/again.out 2>&1; echo $? >{0}/again.code\n",
+      runner().folder(), ddprun);
+  const Finished all = runner().run({"/usr/bin/unshare", "--mount", "/bin/sh", "-c", script});
+  ASSERT_EQ(all.code, 0) << said(all);
+  EXPECT_EQ(read("full.code"), "1\n") << read("full.out") << read("full.err");
+  EXPECT_THAT(read("full.err"), HasSubstr("checkpoint not saved"));
+  EXPECT_THAT(read("full.err"), HasSubstr("No space left on device"));
+  EXPECT_THAT(read("full.err"), HasSubstr("the one of step 2 is untouched"));
+  EXPECT_EQ(read("before"), read("after"));
+  EXPECT_THAT(read("names"), Not(HasSubstr(".writing")));
+  EXPECT_EQ(read("again.code"), "0\n") << read("again.out");
+  EXPECT_THAT(read("again.out"), HasSubstr("at step 2"));
+  EXPECT_EQ(lines_of("m.jsonl"), 4);
+}
+
+TEST_F(TrainerHardTimes, WhatCannotBeWrittenIsFoundAtTheStart) {
+  write_csv("data.csv", 8, 2);
+  runner().write("file", "x");
+  for (const char* key :
+       {"checkpoint.dir", "log.file", "output.metrics", "output.indices", "output.tensorboard", "output.params"}) {
+    TrainerRunner fresh;
+    fresh.set("data.train", path("data.csv"));
+    fresh.set(key, path("file/below"));
+    const Finished wrong = fresh.run(2);
+    EXPECT_EQ(wrong.code, 78) << key << "\n" << said(wrong);
+    EXPECT_THAT(wrong.err, HasSubstr(fmt::format("{}: cannot", key)));
+    EXPECT_THAT(wrong.err, HasSubstr("Not a directory"));
+    EXPECT_THAT(wrong.out, Not(HasSubstr("epoch 1")));
+    EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
+  }
+  // Nobody asked for the default log file: a folder that cannot be written is no reason not to train.
+  fs::create_directories(path("work/train.log"));
+  TrainerRunner quiet;
+  quiet.set("data.train", path("data.csv"));
+  quiet.unset("log.file");
+  const std::string config = quiet.write_config();
+  const Finished fine = runner().run({"/bin/sh", "-c", "cd \"$0\" && exec \"$1\" --config \"$2\"", path("work"),
+                                      std::string(DDPRUN_BINARY_DIR) + "/trainer", config});
+  EXPECT_EQ(fine.code, 0) << said(fine);
+  EXPECT_THAT(fine.err, HasSubstr("no log file: cannot write train.log: Is a directory"));
+}
+
+TEST_F(TrainerHardTimes, WrongDataFilesSaySo) {
+  write_csv("good.csv", 8, 2);
+  runner().write("empty.csv", "");
+  runner().write("heading.csv", "a,b,c\n");
+  ASSERT_EQ(::mkfifo(path("pipe.csv").c_str(), 0600), 0);
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {path("pipe.csv"), "pipe.csv: is a pipe, socket or device, not a file"},
+      {path(""), "is a folder, not a file"},
+      {path("empty.csv"), "empty.csv: no samples"},
+      {path("heading.csv"), "heading.csv: no samples"},
+      {path("good.csv/x"), "Not a directory"},
+  };
+  for (const auto& [file, words] : cases) {
+    set("data.train", file);
+    const Finished wrong = run(2);
+    EXPECT_EQ(wrong.code, 78) << said(wrong);
+    EXPECT_THAT(wrong.err, HasSubstr("trainer: rank 0: data.train: "));
+    EXPECT_THAT(wrong.err, HasSubstr(words));
+    EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
+  }
+}
+
+TEST_F(TrainerHardTimes, AClassFolderThatValidationLacksIsNamed) {
+  use_pictures();
+  fs::create_directories(path("train/b"));
+  fs::create_directories(path("train/c"));
+  fs::create_directories(path("val/a"));
+  fs::create_directories(path("val/c"));
+  for (const char* name : {"train/b/1.png", "train/c/1.png", "val/a/1.png", "val/c/1.png"}) runner().write(name, kPng);
+  set("model.outputs", "3");
+  set("data.validation", path("val"));
+  const Finished wrong = run(2);
+  EXPECT_EQ(wrong.code, 78) << said(wrong);
+  EXPECT_THAT(wrong.err, HasSubstr(fmt::format("data.validation: class folder 'b' is in {} but not in {}",
+                                               path("train"), path("val"))));
+  fs::create_directories(path("val/b"));
+  fs::create_directories(path("val/d"));
+  for (const char* name : {"val/b/1.png", "val/d/1.png"}) runner().write(name, kPng);
+  set("model.outputs", "4");
+  EXPECT_THAT(run(1).err,
+              HasSubstr(fmt::format("class folder 'd' is in {} but not in {}", path("val"), path("train"))));
+}
+
+// The commands of deploy/configs/gpt2_bible.yaml, with a smaller model.
+TEST_F(TrainerHardTimes, AGptLearnsTheBible) {
+  if (!fs::exists("/usr/bin/bible")) GTEST_SKIP() << "Debian packages bible-kjv and bible-kjv-text are not installed";
+  const Finished text = runner().run({"/bin/sh", "-c", "bible gen1:1-rev22:21 >" + path("kjv.txt")});
+  ASSERT_EQ(text.code, 0) << said(text);
+  ASSERT_GT(fs::file_size(path("kjv.txt")), 4'000'000U);
+  const Finished tokens = runner().run({"trainer", "tokenize", "--vocabulary", "bytes", "--validation-share", "0.05",
+                                        "-o", path("data/kjv"), path("kjv.txt")});
+  ASSERT_EQ(tokens.code, 0) << said(tokens);
+  std::vector<std::string> argv = {"ddprun",  "--standalone", "--nproc-per-node=2",
+                                   "trainer", "--config",     DDPRUN_SOURCE_DIR "/deploy/configs/gpt2_bible.yaml"};
+  for (const std::string& value :
+       {"data.train=" + path("data/kjv.bin"), std::string("data.validation="), std::string("train.max_steps=20"),
+        std::string("schedule.warmup_steps=4"), std::string("optimizer.lr=2e-3"), std::string("model.layers=2"),
+        std::string("model.embedding=96"), std::string("model.heads=3"), std::string("data.sequence_length=64"),
+        "checkpoint.dir=" + path("ck"), "log.file=" + path("l"), "output.metrics=" + path("m.jsonl"),
+        "output.tensorboard=" + path("tb")}) {
+    argv.insert(argv.end(), {"--set", value});
+  }
+  const Finished done = runner().run(argv);
+  ASSERT_EQ(done.code, 0) << said(done);
+  std::vector<double> losses;
+  std::istringstream in(read("m.jsonl"));
+  for (std::string line; std::getline(in, line);) losses.push_back(nlohmann::json::parse(line)["loss"].get<double>());
+  ASSERT_EQ(losses.size(), 20U);
+  EXPECT_NEAR(losses.front(), std::log(256.0), 0.2);
+  EXPECT_LT(losses.back(), losses.front() - 1);
+}
+
+}  // namespace
+}  // namespace ddprun::testing
