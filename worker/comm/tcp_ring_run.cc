@@ -1,4 +1,3 @@
-#include <sched.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -18,8 +17,10 @@ constexpr std::size_t kSegment = 1024 * 1024;
 // Bytes of one call: what was received is added, and what was added goes out, while it is in the second-level cache.
 // Small pieces also keep the two directions even, so that little lies in socket buffers.
 constexpr std::size_t kPiece = 256 * 1024;
-// Turns without a byte before the process sleeps: a neighbour on a core of its own needs about as long for a piece.
-constexpr int kQuietTurns = 30;
+// Turns without a byte (1 to 2 us each) before the process sleeps: a neighbour on a core of its own needs about as long
+// to answer. Not longer, and no sched_yield(): on a busy machine that gives the core away for milliseconds, while
+// poll() gets it back when the bytes come.
+constexpr int kQuietTurns = 10;
 
 bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
@@ -50,10 +51,7 @@ class TcpRing::Run {
         Result<void> ok = look_up();
         if (!ok) return ok;
       } else if (!prepare_ahead()) {
-        if (++quiet < kQuietTurns) {
-          ::sched_yield();
-          continue;
-        }
+        if (++quiet < kQuietTurns) continue;
         Result<void> ok = sleep();
         if (!ok) return ok;
       }
