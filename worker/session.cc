@@ -30,18 +30,11 @@ constexpr std::chrono::seconds kTimeForTheSpeaker{5};
 // Opening reads whole files of some formats: longer than a batch may take.
 std::chrono::milliseconds open_limit(const TrainerConfig& config) { return 2 * config.data.read_timeout; }
 
-comm::DType comm_type(engine::DType dtype) {
-  // The two enumerations have the same members in the same order.
-  static_assert(static_cast<int>(engine::DType::i64) == static_cast<int>(comm::DType::i64) &&
-                static_cast<int>(engine::DType::bf16) == static_cast<int>(comm::DType::bf16));
-  return static_cast<comm::DType>(dtype);
-}
-
 std::vector<ddp::ParameterInfo> parameter_infos(const engine::ParameterStore& store) {
   std::vector<ddp::ParameterInfo> infos;
   for (const engine::Parameter& p : store.parameters()) {
     const auto extents = p.shape.extents();
-    infos.push_back(ddp::ParameterInfo{p.name, {extents.begin(), extents.end()}, comm_type(p.dtype), p.count()});
+    infos.push_back(ddp::ParameterInfo{p.name, {extents.begin(), extents.end()}, p.dtype, p.count()});
   }
   return infos;
 }
@@ -49,7 +42,7 @@ std::vector<ddp::ParameterInfo> parameter_infos(const engine::ParameterStore& st
 std::vector<comm::Block> state_blocks(const engine::ParameterStore& store, bool buffers_only) {
   std::vector<comm::Block> blocks;
   for (const engine::Parameter& p : store.parameters()) {
-    if (!buffers_only || p.buffer) blocks.push_back(comm::Block{p.data, p.count(), comm_type(p.dtype)});
+    if (!buffers_only || p.buffer) blocks.push_back(comm::Block{p.data, p.count(), p.dtype});
   }
   return blocks;
 }
@@ -260,7 +253,7 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
     if (s.resumed) {
       std::vector<comm::Block> blocks;
       for (const optim::StateTensor& t : s.optimizer->state()) {
-        blocks.push_back(comm::Block{t.data, static_cast<std::size_t>(t.shape.count()), comm_type(t.dtype)});
+        blocks.push_back(comm::Block{t.data, static_cast<std::size_t>(t.shape.count()), t.dtype});
       }
       done = broadcast_blocks(s, blocks);
     }

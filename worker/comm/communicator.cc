@@ -8,40 +8,6 @@
 
 namespace ddprun::comm {
 
-std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::f64:
-    case DType::i64:
-      return 8;
-    case DType::bf16:
-    case DType::f16:
-      return 2;
-  }
-  CHECK(false, "dtype out of range");
-  return 0;
-}
-
-const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return "f32";
-    case DType::f64:
-      return "f64";
-    case DType::bf16:
-      return "bf16";
-    case DType::f16:
-      return "f16";
-    case DType::i32:
-      return "i32";
-    case DType::i64:
-      return "i64";
-  }
-  return "unknown dtype";
-}
-
 const char* name_of(Reduce op) {
   switch (op) {
     case Reduce::sum:

@@ -10,14 +10,16 @@
 
 #include "common/clock.h"
 #include "common/result.h"
+#include "worker/dtype.h"
 
 namespace ddprun::comm {
 
-enum class DType : std::uint8_t { f32, f64, bf16, f16, i32, i64 };
+using ddprun::DType;
+using ddprun::name_of;
+using ddprun::size_of;
+
 enum class Reduce : std::uint8_t { sum, avg, min, max };
 
-std::size_t size_of(DType dtype);
-const char* name_of(DType dtype);  // "f32"
 const char* name_of(Reduce op);
 
 // Contiguous elements. Memory from allocate() is reduced in place without a copy, other memory is staged.
@@ -70,6 +72,8 @@ class Work {
 // difference is an error on both sides before bytes mix. Thread: one caller at a time; abort() from any thread.
 // Sums are taken in a fixed order: the same bits on every rank and in every run; 16-bit types add up in f32.
 // avg divides the sum once by world_size (integers: towards zero). min and max keep a NaN.
+// There is no send and recv between two ranks: gradients, parameters and metrics need none, and what goes between hosts
+// (rings over TCP, NCCL) has connections of its own below this interface.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -7,12 +7,13 @@
 #include <span>
 #include <string>
 
+#include "worker/dtype.h"
+
 namespace ddprun::engine {
 
-enum class DType : std::uint8_t { f32, f64, bf16, f16, i32, i64 };
-
-std::size_t size_of(DType dtype);  // bytes of one element
-const char* name_of(DType dtype);  // "f32"
+using ddprun::DType;
+using ddprun::name_of;
+using ddprun::size_of;
 
 // Extents of a contiguous row-major tensor, at most 5 of them. A scalar has none and one element.
 class Shape {
