@@ -12,6 +12,7 @@
 
 #include "common/options.h"
 #include "worker/comm/factory.h"
+#include "worker/comm/half.h"
 #include "worker/cuda/backend.h"
 
 namespace ddprun::comm {
@@ -108,21 +109,24 @@ Result<std::vector<std::size_t>> sizes_of(const ParsedOptions& options, std::siz
   return sizes;
 }
 
-// Small whole numbers, exact in every type for sums over up to 16 ranks.
-int value_of(int rank, std::size_t i) { return static_cast<int>((i + static_cast<std::size_t>(rank) * 3) % 8); }
+// Small whole numbers whose sums over all ranks are exact in the type.
+class Values {
+ public:
+  Values(DType dtype, int world) : world_(world) {
+    const int most = dtype == DType::bf16 ? 256 : dtype == DType::f16 ? 2048 : 1 << 24;  // up to here each is exact
+    span_ = static_cast<std::size_t>(std::clamp(most / world + 1, 1, 8));
+  }
+  int of(int rank, std::size_t i) const { return static_cast<int>((i + static_cast<std::size_t>(rank) * 3) % span_); }
+  int sum(std::size_t i) const {
+    int total = 0;
+    for (int r = 0; r < world_; ++r) total += of(r, i);
+    return total;
+  }
 
-std::uint16_t bf16_of(int v) {
-  const float f = static_cast<float>(v);
-  std::uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  return static_cast<std::uint16_t>(bits >> 16);  // exact for such numbers
-}
-std::uint16_t f16_of(int v) {
-  if (v == 0) return 0;
-  int exponent = 0;
-  while ((2 << exponent) <= v) ++exponent;
-  return static_cast<std::uint16_t>(((exponent + 15) << 10) | ((v << (10 - exponent)) & 0x3ff));
-}
+ private:
+  int world_;
+  std::size_t span_;
+};
 
 void store(std::byte* at, DType dtype, int v) {
   const auto put = [at](auto value) { std::memcpy(at, &value, sizeof value); };
@@ -132,9 +136,9 @@ void store(std::byte* at, DType dtype, int v) {
     case DType::f64:
       return put(static_cast<double>(v));
     case DType::bf16:
-      return put(bf16_of(v));
+      return put(f32_to_bf16(static_cast<float>(v)));
     case DType::f16:
-      return put(f16_of(v));
+      return put(f32_to_f16(static_cast<float>(v)));
     case DType::i32:
       return put(static_cast<std::int32_t>(v));
     case DType::i64:
@@ -189,25 +193,29 @@ class Memory {
 class Bench {
  public:
   Bench(Communicator& communicator, What what, DType dtype, Memory memory)
-      : c_(communicator), what_(what), dtype_(dtype), memory_(std::move(memory)) {}
+      : c_(communicator),
+        what_(what),
+        dtype_(dtype),
+        values_(dtype, communicator.world_size()),
+        memory_(std::move(memory)) {}
 
   Result<void> prepare(std::size_t most_bytes, bool owned) {
     const std::size_t world = static_cast<std::size_t>(c_.world_size());
     const std::size_t whole = most_bytes + world * 64, part = whole / world + 64;
     auto a = owned ? c_.allocate(whole) : memory_.allocate(whole);
     if (!a) return a.error();
+    whole_ = *a;
+    if (!has_parts()) return {};
     auto b = owned ? c_.allocate(part) : memory_.allocate(part);
     if (!b) return b.error();
-    whole_ = *a;
     part_ = *b;
     return {};
   }
 
   Result<Row> measure(std::size_t size_bytes, int rounds, int warm_up) {
     const std::size_t element = size_of(dtype_), world = static_cast<std::size_t>(c_.world_size());
-    const bool has_parts = what_ == What::all_gather || what_ == What::reduce_scatter;
     std::size_t count = std::max<std::size_t>(size_bytes / element, 1);
-    if (has_parts) count = std::max<std::size_t>(count / world, 1) * world;
+    if (has_parts()) count = std::max<std::size_t>(count / world, 1) * world;
     Row row;
     row.count = count;
     row.size_bytes = count * element;
@@ -216,7 +224,7 @@ class Bench {
     row.wrong = *wrong;
 
     memory_.zero(whole_, count * element);  // zeros stay zeros, whatever is summed
-    memory_.zero(part_, count / world * element);
+    if (has_parts()) memory_.zero(part_, count / world * element);
     double total = 0, best = std::numeric_limits<double>::infinity();
     for (int i = 0; i < warm_up; ++i) {
       Result<void> ok = run(count);
@@ -241,7 +249,7 @@ class Bench {
     row.best_us = times[1];
     row.algbw = static_cast<double>(row.size_bytes) / times[0] * 1e-3;
     const double n = static_cast<double>(world);
-    row.busbw = row.algbw * (what_ == What::all_reduce ? 2 * (n - 1) / n : has_parts ? (n - 1) / n : 1);
+    row.busbw = row.algbw * (what_ == What::all_reduce ? 2 * (n - 1) / n : has_parts() ? (n - 1) / n : 1);
     return row;
   }
 
@@ -261,53 +269,81 @@ class Bench {
     return {};
   }
 
+  bool has_parts() const { return what_ == What::all_gather || what_ == What::reduce_scatter; }
+
+  // Element i of what this rank puts in, or of what must come out.
+  int input(std::size_t i) const { return values_.of(c_.rank(), i); }
+  int expected(std::size_t i, std::size_t part) const {
+    switch (what_) {
+      case What::all_reduce:
+        return values_.sum(i);
+      case What::all_gather:
+        return values_.of(static_cast<int>(i / part), i % part);
+      case What::reduce_scatter:
+        return values_.sum(static_cast<std::size_t>(c_.rank()) * part + i);
+      case What::broadcast:
+        return values_.of(0, i);
+    }
+    return 0;
+  }
+
+  // In pieces: a tensor of 4 GiB must not need as much again.
+  template <typename Do>
+  void piecewise(std::size_t count, Do act) const {
+    constexpr std::size_t kPiece = std::size_t{1} << 20;
+    for (std::size_t at = 0; at < count; at += kPiece) act(at, std::min(kPiece, count - at));
+  }
+  void put_values(std::byte* to, std::size_t count) {
+    const std::size_t element = size_of(dtype_);
+    std::vector<std::byte> piece;
+    piecewise(count, [&](std::size_t at, std::size_t n) {
+      piece.resize(n * element);
+      for (std::size_t i = 0; i < n; ++i) store(piece.data() + i * element, dtype_, input(at + i));
+      memory_.write(to + at * element, piece);
+    });
+  }
+  // Bits that are the answer nowhere (-1, or not a number): what is not written is wrong.
+  void spoil(std::byte* to, std::size_t count) {
+    const std::size_t element = size_of(dtype_);
+    piecewise(count, [&](std::size_t at, std::size_t n) {
+      memory_.write(to + at * element, std::vector<std::byte>(n * element, std::byte{0xff}));
+    });
+  }
+
   // One round with known values; how many elements of all ranks came out wrong.
   Result<std::int64_t> check(std::size_t count) {
     const std::size_t element = size_of(dtype_), part = count / static_cast<std::size_t>(c_.world_size());
-    const int world = c_.world_size(), me = c_.rank();
-    std::vector<std::byte> values(count * element);
-    for (std::size_t i = 0; i < count; ++i) store(values.data() + i * element, dtype_, value_of(me, i));
-    memory_.write(whole_, values);
-    values.resize(part * element);
-    memory_.write(part_, values);
+    const bool gathers = what_ == What::all_gather, scatters = what_ == What::reduce_scatter;
+    if (gathers) {
+      put_values(part_, part);
+      spoil(whole_, count);
+    } else if (what_ == What::broadcast && c_.rank() != 0) {
+      spoil(whole_, count);
+    } else {
+      put_values(whole_, count);
+    }
+    if (scatters) spoil(part_, part);
     Result<void> ok = run(count);
     if (!ok) return ok.error();
-    const auto sum = [world](std::size_t i) {
-      int total = 0;
-      for (int r = 0; r < world; ++r) total += value_of(r, i);
-      return total;
-    };
-    double wrong = 0;
-    const bool scattered = what_ == What::reduce_scatter;
-    const auto result = memory_.read(scattered ? part_ : whole_, (scattered ? part : count) * element);
-    for (std::size_t i = 0; i < (scattered ? part : count); ++i) {
-      int expected = 0;
-      switch (what_) {
-        case What::all_reduce:
-          expected = sum(i);
-          break;
-        case What::all_gather:
-          expected = value_of(static_cast<int>(i / part), i % part);
-          break;
-        case What::reduce_scatter:
-          expected = sum(static_cast<std::size_t>(me) * part + i);
-          break;
-        case What::broadcast:
-          expected = value_of(0, i);
-          break;
+    std::int64_t wrong = 0;
+    std::byte* const result = scatters ? part_ : whole_;
+    piecewise(scatters ? part : count, [&](std::size_t at, std::size_t n) {
+      const auto piece = memory_.read(result + at * element, n * element);
+      for (std::size_t i = 0; i < n; ++i) {
+        std::byte right[8];
+        store(right, dtype_, expected(at + i, part));
+        wrong += std::memcmp(piece.data() + i * element, right, element) != 0;
       }
-      std::byte right[8];
-      store(right, dtype_, expected);
-      wrong += std::memcmp(result.data() + i * element, right, element) != 0;
-    }
-    ok = c_.all_reduce(Block{&wrong, 1, DType::f64}, Reduce::sum).wait();
+    });
+    ok = c_.all_reduce(Block{&wrong, 1, DType::i64}, Reduce::sum).wait();
     if (!ok) return ok.error();
-    return static_cast<std::int64_t>(wrong);
+    return wrong;
   }
 
   Communicator& c_;
   What what_;
   DType dtype_;
+  Values values_;
   std::byte* whole_ = nullptr;
   std::byte* part_ = nullptr;
   Memory memory_;
