@@ -103,27 +103,25 @@ Result<std::unique_ptr<TcpRing>> connect_ring(const WorkerEnv& env, const CommOp
   return TcpRing::connect(store, place, deadline);
 }
 
-Result<std::unique_ptr<Transport>> connect(const WorkerEnv& env, const CommOptions& options) {
+Result<std::unique_ptr<Transport>> connect(const WorkerEnv& env, const CommOptions& options, KeyValue* store,
+                                           TimePoint deadline) {
   if (env.world_size == 1) return make_self_transport();
-  const TimePoint deadline = SteadyClock::now() + options.connect_timeout;
-  auto store = connect_store(env.master, deadline);
-  if (!store) return store.error().with_context("cannot reach the worker store (MASTER_ADDR, MASTER_PORT)");
   if (env.group_world_size == 1 || env.world_size == env.local_world_size) {
-    auto group = connect_host(env, options, **store, deadline);
+    auto group = connect_host(env, options, *store, deadline);
     if (!group) return group.error();
     return make_shm_transport(std::move(group).value());
   }
-  auto hosts = exchange_hosts(env, options, **store, deadline);
+  auto hosts = exchange_hosts(env, options, *store, deadline);
   if (!hosts) return hosts.error();
   const bool alone_everywhere = std::all_of(hosts->size.begin(), hosts->size.end(), [](int n) { return n == 1; });
   std::unique_ptr<TcpRing> ring;
   if (env.local_rank.value < hosts->rings()) {
-    auto made = connect_ring(env, options, **store, *hosts, deadline);
+    auto made = connect_ring(env, options, *store, *hosts, deadline);
     if (!made) return made.error();
     ring = std::move(made).value();
   }
   if (alone_everywhere) return make_tcp_transport(std::move(ring));
-  auto group = connect_host(env, options, **store, deadline);
+  auto group = connect_host(env, options, *store, deadline);
   if (!group) return group.error();
   return make_hierarchical_transport(std::move(group).value(), std::move(ring), std::move(hosts).value(), deadline);
 }
@@ -156,30 +154,48 @@ Result<cuda::DeviceBackend*> find_gpu(Backend wanted) {
 
 namespace {
 
-Result<NcclUniqueId> unique_id(const WorkerEnv& env, const CommOptions& options, NcclApi& nccl, TimePoint deadline) {
-  if (env.world_size == 1) {  // nobody to tell, and perhaps no store
-    NcclUniqueId id{};
-    const int status = nccl.get_unique_id(&id);
-    if (status != NcclApi::kSuccess) return nccl_error(nccl, nullptr, 0, "ncclGetUniqueId", status);
-    return id;
-  }
-  auto store = connect_store(env.master, deadline);
-  if (!store) return store.error();
-  return exchange_unique_id(nccl, **store, key(env, options, "nccl"), static_cast<int>(env.rank.value), deadline);
+// Ranks decide one by one whether they have a GPU: a driver that is missing on one host must not end in a wait.
+Result<void> agree_on_backend(Communicator& host, bool use_nccl, TimePoint deadline) {
+  std::int32_t mine = use_nccl ? 1 : 0;
+  std::vector<std::int32_t> all(static_cast<std::size_t>(host.world_size()));
+  Result<void> ok =
+      host.all_gather(Block{&mine, 1, DType::i32}, Block{all.data(), all.size(), DType::i32}).wait_until(deadline);
+  if (!ok) return ok;
+  const auto other = std::find_if(all.begin(), all.end(), [&all](std::int32_t v) { return v != all.front(); });
+  if (other == all.end()) return {};
+  const auto gpu = std::find(all.begin(), all.end(), 1), cpu = std::find(all.begin(), all.end(), 0);
+  return Error(Errc::invalid_argument,
+               fmt::format("ranks disagree on the backend: rank {} has a GPU, rank {} found none (driver, "
+                           "libddprun_cuda.so or device); ddp.backend: cpu works everywhere, ddp.backend: nccl says "
+                           "what is missing",
+                           gpu - all.begin(), cpu - all.begin()));
 }
 
+Result<NcclUniqueId> unique_id(const WorkerEnv& env, const CommOptions& options, NcclApi& nccl, KeyValue* store,
+                               Communicator& host, TimePoint deadline) {
+  if (env.world_size > 1) return exchange_unique_id(nccl, *store, key(env, options, "nccl"), host, deadline);
+  NcclUniqueId id{};  // nobody to tell, and perhaps no store
+  const int status = nccl.get_unique_id(&id);
+  if (status != NcclApi::kSuccess) return nccl_error(nccl, nullptr, 0, "ncclGetUniqueId", status);
+  return id;
+}
+
+// One NCCL communicator over all ranks of all hosts: it finds the fastest way inside a host and between them itself.
 Result<std::unique_ptr<Communicator>> add_nccl(const WorkerEnv& env, const CommOptions& options,
-                                               cuda::DeviceBackend& backend, std::shared_ptr<FlightWriter> recorder,
-                                               std::unique_ptr<QueuedCommunicator> host) {
-  const TimePoint deadline = SteadyClock::now() + options.connect_timeout;
+                                               cuda::DeviceBackend& backend, KeyValue* store,
+                                               std::shared_ptr<FlightWriter> recorder,
+                                               std::unique_ptr<QueuedCommunicator> host, TimePoint deadline) {
   auto device = backend.open(static_cast<int>(env.rank.value), static_cast<int>(env.local_rank.value));
-  if (!device) return device.error();
-  auto id = unique_id(env, options, backend.nccl(), deadline);
+  if (!device) {
+    host->abort(device.error().message());  // the others would wait in NCCL's initialisation
+    return device.error();
+  }
+  auto id = unique_id(env, options, backend.nccl(), store, *host, deadline);
   if (!id) return id.error();
   NcclSetup setup;
   setup.nccl = &backend.nccl();
   setup.device = &(*device)->api();
-  setup.compute = options.compute_stream != nullptr ? options.compute_stream : (*device)->compute();
+  setup.compute = (*device)->compute();
   setup.communication = (*device)->communication();
   setup.rank = static_cast<int>(env.rank.value);
   setup.world_size = static_cast<int>(env.world_size);
@@ -193,9 +209,18 @@ Result<std::unique_ptr<Communicator>> add_nccl(const WorkerEnv& env, const CommO
 Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options) {
   auto gpu = find_gpu(options.backend);
   if (!gpu) return gpu.error();
+  if (env.world_size == 1) return make_communicator(env, options, nullptr, *gpu);
+  auto store = connect_store(env.master, SteadyClock::now() + options.connect_timeout);
+  if (!store) return store.error().with_context("cannot reach the worker store (MASTER_ADDR, MASTER_PORT)");
+  return make_communicator(env, options, store->get(), *gpu);
+}
+
+Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options,
+                                                        KeyValue* store, cuda::DeviceBackend* gpu) {
+  const TimePoint deadline = SteadyClock::now() + options.connect_timeout;
   // NCCL also for a world of one: gradient buckets lie in its device memory.
-  const bool use_nccl = *gpu != nullptr;
-  auto transport = connect(env, options);
+  const bool use_nccl = gpu != nullptr;
+  auto transport = connect(env, options, store, deadline);
   if (!transport) return transport.error();
   auto recorder = FlightWriter::attach(env.recorder_fd, static_cast<int>(env.rank.value),
                                        static_cast<int>(env.world_size), static_cast<int>(env.restart_count));
@@ -206,8 +231,12 @@ Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, co
   queue.progress_thread = !use_nccl && wants_progress_thread(env, options.progress);
   if (!use_nccl) queue.recorder = writer;
   auto host = std::make_unique<QueuedCommunicator>(std::move(transport).value(), std::move(queue));
+  if (env.world_size > 1) {
+    Result<void> same = agree_on_backend(*host, use_nccl, deadline);
+    if (!same) return same.error();
+  }
   if (!use_nccl) return std::unique_ptr<Communicator>(std::move(host));
-  return add_nccl(env, options, **gpu, std::move(writer), std::move(host));
+  return add_nccl(env, options, *gpu, store, std::move(writer), std::move(host), deadline);
 }
 
 }  // namespace ddprun::comm

@@ -8,6 +8,7 @@
 #include "common/result.h"
 #include "common/worker_env.h"
 #include "worker/comm/communicator.h"
+#include "worker/comm/key_value.h"
 
 namespace ddprun::cuda {
 class DeviceBackend;
@@ -35,9 +36,6 @@ struct CommOptions {
   std::string address;      // our address for ranks on other hosts; "": the one on the way to MASTER_ADDR
   // Tells several communicators of one attempt apart; the same on every rank. "" for the first.
   std::string name;
-  // NCCL: a cudaStream_t that produced and will consume the data; nullptr = the compute stream of this process's
-  // device.
-  void* compute_stream = nullptr;
 };
 
 // "auto", "nccl" or "cpu". Errors: invalid_argument naming the three.
@@ -48,9 +46,15 @@ Result<Backend> parse_backend(std::string_view text);
 Result<cuda::DeviceBackend*> find_gpu(Backend backend);
 
 // Connects to all ranks of `env` through the store at env.master: shared memory inside one host (same group_rank),
-// shared memory and TCP over several, NCCL, or nothing for a world of one. Collective: all ranks must call it. After
-// abort() and destruction it may be called again in the same process, with the next round's `env`.
-// Errors: timed_out naming the ranks that did not come; refused, invalid_argument, system.
+// shared memory and TCP over several, or nothing for a world of one. Where ranks have GPUs, one NCCL communicator over
+// all of them on all hosts is put on top; what lies in host memory goes the CPU's way. Collective: all ranks must call
+// it. After abort() and destruction it may be called again in the same process, with the next round's `env`.
+// Errors: timed_out naming the ranks that did not come; invalid_argument, also when some ranks have a GPU and others
+// none; refused, system.
 Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options);
+
+// The same with what that finds by itself: a store (nullptr for a world of one) and the GPU's backend (nullptr: none).
+Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options,
+                                                        KeyValue* store, cuda::DeviceBackend* gpu);
 
 }  // namespace ddprun::comm

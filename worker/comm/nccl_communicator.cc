@@ -70,21 +70,29 @@ Error nccl_error(NcclApi& nccl, NcclComm comm, int rank, const std::string& call
                            last.empty() ? "" : ": ", last, remedy_of(status, last)));
 }
 
-Result<NcclUniqueId> exchange_unique_id(NcclApi& nccl, KeyValue& store, const std::string& key, int rank,
+Result<NcclUniqueId> exchange_unique_id(NcclApi& nccl, KeyValue& store, const std::string& key, Communicator& host,
                                         TimePoint deadline) {
   NcclUniqueId id{};
-  if (rank == 0) {
+  const auto give_up = [&host](Error error) {
+    host.abort(error.message());
+    return error;
+  };
+  if (host.rank() == 0) {
     const int status = nccl.get_unique_id(&id);
-    if (status != NcclApi::kSuccess) return nccl_error(nccl, nullptr, rank, "ncclGetUniqueId", status);
+    if (status != NcclApi::kSuccess) return give_up(nccl_error(nccl, nullptr, 0, "ncclGetUniqueId", status));
     Result<void> set = store.set(key, std::string_view(id.data(), id.size()));
-    if (!set) return set.error().with_context("cannot publish NCCL's unique id");
-    return id;
+    if (!set) return give_up(set.error().with_context("cannot publish NCCL's unique id"));
   }
+  std::int32_t made = 1;
+  Result<void> told = host.broadcast(Block{&made, 1, DType::i32}, 0).wait_until(deadline);
+  if (!told)
+    return told.error().with_context(fmt::format("rank {} waits for NCCL's unique id from rank 0", host.rank()));
+  if (host.rank() == 0) return id;
   auto value = store.get(key, deadline);
-  if (!value) return value.error().with_context(fmt::format("rank {} waits for NCCL's unique id from rank 0", rank));
+  if (!value) return give_up(value.error().with_context("cannot read NCCL's unique id"));
   if (value->size() != id.size()) {
-    return Error(Errc::malformed,
-                 fmt::format("store key {} holds {} bytes, a unique id of NCCL has {}", key, value->size(), id.size()));
+    return give_up(Error(Errc::malformed, fmt::format("store key {} holds {} bytes, a unique id of NCCL has {}", key,
+                                                      value->size(), id.size())));
   }
   std::copy(value->begin(), value->end(), id.begin());
   return id;
@@ -153,8 +161,8 @@ class NcclCommunicator final : public Communicator {
   Result<std::byte*> allocate(std::size_t size_bytes) override { return core_->allocate(size_bytes); }
 
   void abort(const std::string& reason) override {
+    host_->abort(reason);  // first, so that the others hear these words
     core_->fail(Error(Errc::cancelled, fmt::format("rank {} aborted: {}", rank(), reason)));
-    host_->abort(reason);
   }
 
   void set_timeout(std::chrono::milliseconds timeout) override {
@@ -179,14 +187,20 @@ class NcclCommunicator final : public Communicator {
     std::vector<EventHandle> idle_events;         // for reuse
     std::vector<std::pair<void*, void*>> memory;  // and NCCL's handle of it
 
+    // The first error counts. The other ranks hear of it through `host`: NCCL would leave them waiting.
     Error fail(const Error& error) {
-      std::lock_guard lock(mutex);
-      if (!failure.has_value()) failure = error;
-      if (comm != nullptr) {
-        (void)setup.nccl->abort(comm);  // ends kernels that wait for others; frees it
-        comm = nullptr;
+      Error first = error;
+      {
+        std::lock_guard lock(mutex);
+        if (!failure.has_value()) failure = error;
+        first = *failure;
+        if (comm != nullptr) {
+          (void)setup.nccl->abort(comm);  // ends kernels that wait for others; frees it
+          comm = nullptr;
+        }
       }
-      return *failure;
+      if (host != nullptr) host->abort(first.message());
+      return first;
     }
 
     std::optional<Error> failed() {
@@ -226,7 +240,7 @@ class NcclCommunicator final : public Communicator {
 
     Result<void> initialise(const NcclUniqueId& id, TimePoint deadline) {
       const int event = setup.device->create_event(&ready);
-      if (event != DeviceApi::kSuccess) return device_error("cudaEventCreate", event);
+      if (event != DeviceApi::kSuccess) return fail(device_error("cudaEventCreate", event));
       const int status = setup.nccl->init_rank(&comm, setup.world_size, id, setup.rank);
       return settle("ncclCommInitRankConfig", status, deadline);
     }

@@ -24,9 +24,10 @@ struct NcclSetup {
   std::shared_ptr<FlightWriter> recorder;  // may be null
 };
 
-// The root of a communicator is rank 0: it makes the id and sets `key`; the others wait for it. The id lives as long as
-// the root's process. Errors: timed_out naming the root; NCCL's as nccl_error().
-Result<NcclUniqueId> exchange_unique_id(NcclApi& nccl, KeyValue& store, const std::string& key, int rank,
+// The root of a communicator is rank 0: it makes the id and sets `key`; then the ranks meet on `host`, and the others
+// read it. So a root that dies, is silent or cannot make an id is known to everybody who waits, by `host`'s words. The
+// id lives as long as the root's process. Errors: timed_out or peer_closed naming the root; NCCL's as nccl_error().
+Result<NcclUniqueId> exchange_unique_id(NcclApi& nccl, KeyValue& store, const std::string& key, Communicator& host,
                                         TimePoint deadline);
 
 // Rank, call, NCCL's status and last-error text, and what to do about it.
@@ -35,6 +36,7 @@ Error nccl_error(NcclApi& nccl, NcclComm comm, int rank, const std::string& call
 // Collectives on device memory by NCCL. Host memory and barriers go through `host`, which also tells of dead peers
 // while NCCL would wait, and who is missing (or in another collective) when NCCL has not ended by the deadline.
 // Initialisation, every call and every wait are polled against a deadline; on expiry NCCL's communicator is aborted.
+// What fails on one rank aborts `host` too: NCCL would leave the others waiting.
 Result<std::unique_ptr<Communicator>> make_nccl_communicator(const NcclSetup& setup, const NcclUniqueId& id,
                                                              std::unique_ptr<QueuedCommunicator> host,
                                                              TimePoint deadline);

@@ -2,6 +2,7 @@ add_library(ddprun_test_comm STATIC ${CMAKE_SOURCE_DIR}/tests/support/comm_ranks
 target_link_libraries(ddprun_test_comm PUBLIC ddprun_comm)
 
 ddprun_test(comm_contract_test process-tsan SOURCES comm_contract_test.cc LIBS ddprun_test_comm TIMEOUT 180)
+ddprun_test(comm_nccl_test process-tsan SOURCES comm_nccl_test.cc LIBS ddprun_test_comm ddprun_device TIMEOUT 120)
 ddprun_test(reducer_test process-tsan SOURCES reducer_test.cc LIBS ddprun_test_comm TIMEOUT 180)
 ddprun_test(flight_process_test process SOURCES flight_process_test.cc TIMEOUT 120)
 add_dependencies(flight_process_test ddprun ddpctl trainer)
