@@ -119,6 +119,11 @@ TEST(Reducer, AveragesGradients) {
 TEST(Reducer, AveragesGradientsInAThread) {
   on_all_ranks([](Communicator& c) { return train(c, true, false); }, Kind::shm_threads);
 }
+TEST(Reducer, AveragesGradientsBetweenHosts) {
+  for (Kind kind : {Kind::tcp, Kind::two_hosts}) {
+    on_all_ranks([](Communicator& c) { return train(c, true, false); }, kind);
+  }
+}
 TEST(Reducer, WithoutOverlap) {
   on_all_ranks([](Communicator& c) { return train(c, false, false); });
 }
@@ -277,19 +282,24 @@ TEST(CommHook, InfSurvivesOnEveryRank) {
   });
 }
 
-TEST(CommHook, NoneIsUsedOnOneHostUnlessForced) {
-  on_all_ranks([](Communicator& c) -> std::string {
-    ReducerOptions options = small_buckets();
-    options.compression = "bf16";
-    auto made = Reducer::create(c, model(), kOrder, options);
-    RANK_OK(made);
-    (*made)->begin(Sync::now);
-    for (std::size_t i = 0; i < 10; ++i) (*made)->gradient(0)[i] = 1.001f;
-    for (ParamId p : kOrder) (*made)->mark_ready(p);
-    RANK_OK((*made)->finish());
-    RANK_CHECK(std::abs((*made)->gradient(0)[3] - 1.001f) < 1e-6f);
-    return "";
-  });
+TEST(CommHook, UsedBetweenHostsAndOnOneHostOnlyIfForced) {
+  for (Kind kind : {Kind::shm, Kind::tcp, Kind::two_hosts}) {
+    on_all_ranks(
+        [kind](Communicator& c) -> std::string {
+          ReducerOptions options = small_buckets();
+          options.compression = "bf16";
+          auto made = Reducer::create(c, model(), kOrder, options);
+          RANK_OK(made);
+          (*made)->begin(Sync::now);
+          for (std::size_t i = 0; i < 10; ++i) (*made)->gradient(0)[i] = 1.001f;
+          for (ParamId p : kOrder) (*made)->mark_ready(p);
+          RANK_OK((*made)->finish());
+          const float mean = (*made)->gradient(0)[3];
+          RANK_CHECK(kind == Kind::shm ? std::abs(mean - 1.001f) < 1e-6f : mean == 1.0f);  // 1.001 is no bf16
+          return "";
+        },
+        kind);
+  }
 }
 
 TEST(CommHook, PowerSgdIsExactForLowRankAndItsErrorComesBack) {
