@@ -237,6 +237,12 @@ TEST(CommNccl, RebuiltInTheSameProcessesUnderANewRound) {
       RANK_OK(made);
       RANK_CHECK(gpu.api->joined.front() == 'a' + round);
       RANK_OK((*made)->barrier());
+      // An abort also ends a barrier that others have not left yet: not before all have.
+      const auto left = [round](int rank) { return "left/" + std::to_string(round) + "/" + std::to_string(rank); };
+      RANK_OK(context.store->set(left(context.rank), "1"));
+      for (int r = 0; r < context.size && context.rank == round; ++r) {
+        RANK_OK(context.store->get(left(r), SteadyClock::now() + std::chrono::seconds(50)));
+      }
       if (context.rank == round) (*made)->abort("next round");
       Result<void> ended = (*made)->barrier();
       RANK_CHECK(!ended && ended.error().message().find("next round") != std::string::npos);
