@@ -3,6 +3,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -17,7 +18,8 @@ namespace ddprun::rendezvous {
 struct Job {
   explicit Job(const RunId& run_id) : membership(run_id) {}
   Membership membership;
-  Membership::Totals counted;  // what of its totals is in the server's counters
+  Membership::Totals counted;       // what of its totals is in the server's counters
+  std::optional<KnownWorld> saved;  // in the state file
   std::unordered_map<NodeId, std::shared_ptr<AgentSession>> sessions;
   std::deque<std::string> news;
   TimePoint last_change;

@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/exit_code.h"
@@ -20,6 +21,7 @@
 #include "rendezvous/options.h"
 #include "rendezvous/sd_notify.h"
 #include "rendezvous/server.h"
+#include "rendezvous/state_file.h"
 #include "rendezvous/store_server.h"
 
 // ddprun-rendezvous: the standing daemon. Exit 0 on SIGTERM and SIGINT, after the agents were told.
@@ -68,6 +70,15 @@ int run(int argc, char** argv) {
   server_options.token = options->token;
   server_options.store.max_store_bytes = options->max_store_bytes;
   server_options.store.max_connections = options->max_connections;
+  if (!options->state_file.empty()) {
+    auto worlds = read_state(options->state_file);
+    if (!worlds) return complain(exit_code::kFailure, worlds.error().message());
+    server_options.state_file = options->state_file;
+    server_options.worlds = std::move(*worlds);
+    if (auto writable = write_state(options->state_file, server_options.worlds); !writable) {
+      return complain(exit_code::kFailure, writable.error().message());
+    }
+  }
   RendezvousServer server(io, std::move(*listener), std::move(server_options));
   std::unique_ptr<MetricsServer> metrics;
   if (options->metrics_port) {

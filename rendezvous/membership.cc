@@ -359,8 +359,8 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
     return out;
   }
   // Unknown: we were restarted, or it comes from a world that is over.
-  const bool virgin = group_world_size_ == 0 && phase_ == Phase::forming && residue_.empty() && !recover_until_ &&
-                      round >= std::max(round_, highest_round_);
+  const bool virgin = group_world_size_ == 0 && phase_ == Phase::forming && residue_.empty() &&
+                      (!recover_until_ || expected_) && round >= std::max(round_, highest_round_);
   // Two daemons that were restarted at different times may have used the same number: then the slices do not fit.
   const bool fits = recover_until_ && recover_missing_ > 0 && phase_ != Phase::ended && round == round_ &&
                     slice_fits(registration.slice, registration.node.nproc);
@@ -376,6 +376,7 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
     return out;
   }
   if (virgin) {
+    expected_ = false;
     phase_ = Phase::running;
     round_ = round;
     group_world_size_ = registration.slice.group_world_size;
@@ -891,6 +892,26 @@ void Membership::forgive(Duration by) {
   later(scan_at_);
 }
 
+void Membership::expect(const KnownWorld& world, TimePoint now) {
+  highest_round_ = std::max(highest_round_, world.round);
+  recover_until_ = now + world.lost_after;
+  expected_ = true;
+  expected_lost_ = world.lost_after;
+}
+
+std::optional<KnownWorld> Membership::known_world() const {
+  const bool members_may_live = phase_ != Phase::ended && members() > 0;
+  const bool ended_ones_may_live = phase_ == Phase::ended && !nodes_.empty();
+  if (!members_may_live && !ended_ones_may_live && residue_.empty() && !recover_until_) return std::nullopt;
+  KnownWorld world;
+  world.run_id = run_id_;
+  world.round = std::max(round_, highest_round_);
+  // While nobody has come back the values of the job are not known here.
+  const Duration after = nodes_.empty() && recover_until_ ? std::max(expected_lost_, lost_after()) : lost_after();
+  world.lost_after = std::chrono::ceil<std::chrono::milliseconds>(after);
+  return world;
+}
+
 std::optional<TimePoint> Membership::next_deadline() const {
   std::optional<TimePoint> next;
   for (const auto& t : {last_call_, newcomer_, verdict_, recover_until_, scan_at_}) {
@@ -948,6 +969,7 @@ Actions Membership::tick(TimePoint now) {
   scan(now, out);
   if (recover_until_ && now >= *recover_until_) {
     recover_until_.reset();
+    expected_ = false;
     const std::int64_t missing = recover_missing_;
     recover_missing_ = 0;
     const bool all_done = phase_ == Phase::running && count(MemberState::running) + count(MemberState::stopping) == 0;

@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/rdzv_protocol.h"
 #include "common/types.h"
+#include "rendezvous/state_file.h"
 
 namespace ddprun::rendezvous {
 
@@ -105,6 +106,11 @@ class Membership {
   std::optional<TimePoint> next_deadline() const;
   // We did not run for `by` (stopped, swapped out): nobody else is to blame for silence meanwhile.
   void forgive(Duration by);
+  // Right after the start: a daemon before us knew a world of this run id. No round forms before its nodes have come
+  // back or `world.lost_after` has passed.
+  void expect(const KnownWorld& world, TimePoint now);
+  // What a daemon after us must know; nullopt when no worker of this run id can be alive.
+  std::optional<KnownWorld> known_world() const;
   // Where agents of other hosts reach the host of the rendezvous; replaces a loopback address of group rank 0.
   void set_own_address(std::string address) { own_address_ = std::move(address); }
 
@@ -112,7 +118,7 @@ class Membership {
   JobStatus status(TimePoint now) const;
   std::vector<rdzv::RosterEntry> roster() const;  // in the order of ranks, waiting nodes last
 
-  bool empty() const { return nodes_.empty() && residue_.empty(); }
+  bool empty() const { return nodes_.empty() && residue_.empty() && !recover_until_; }
   Phase phase() const { return phase_; }
   Round round() const { return round_; }
   const RunId& run_id() const { return run_id_; }
@@ -213,6 +219,8 @@ class Membership {
   std::optional<TimePoint> verdict_;        // the failures of this round end the job
   std::optional<TimePoint> recover_until_;  // we were restarted: until then members of the old world may come back
   std::int64_t recover_missing_ = 0;
+  bool expected_ = false;             // an earlier daemon told of a world, none of whose nodes has come back yet
+  Duration expected_lost_{0};         // its T_lost
   std::optional<TimePoint> scan_at_;  // lower bound of all per-node deadlines
 
   // Nodes that may still have workers of an earlier world, and when they were last heard: members of an ended job that

@@ -144,7 +144,8 @@ void OperatorDesk::stop(AgentSession& session, const rdzv::StopRequest& request)
   if (!may_command(session, request.token)) return answer(session, false, kDenied);
   const TimePoint now = SteadyClock::now();
   const auto found = jobs_.find(RunId(request.run_id));
-  if (found == jobs_.end() || found->second.membership.empty() || found->second.membership.phase() == Phase::ended) {
+  if (found == jobs_.end() || found->second.membership.size() == 0 ||
+      found->second.membership.phase() == Phase::ended) {
     return answer(session, false, "no job '" + request.run_id + "' runs here");
   }
   apply_(found->second, found->second.membership.stop("stopped with ddpctl stop", now), now);

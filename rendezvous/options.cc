@@ -37,6 +37,8 @@ OptionTable make_table() {
                            "numeric address of the metrics port; 'any' = all"));
   options.push_back(option("token-file", OptionKind::text, "", "FILE",
                            "file with a secret that lets ddpctl on other hosts drain and stop; mode 600"));
+  options.push_back(option("state-file", OptionKind::text, "", "FILE",
+                           "which jobs run, for the next daemon: it forms no second world of one that it cannot see"));
   options.push_back(integer("max-store-mib", "4096", 1, 1 << 20, "memory for store keys and values"));
   options.push_back(integer("max-connections", "0", 0, 1e7, "store clients at once; 0 = as many as descriptors allow"));
   OptionSpec level = option("log-level", OptionKind::choice, "info", "LEVEL", "debug, info, warning or error");
@@ -91,6 +93,7 @@ Result<RendezvousOptions> make_rendezvous_options(const ParsedOptions& parsed) {
     metrics_port = root.integer("metrics_port", metrics_port, 0, 65535);
     out.metrics_address = root.text("metrics_address", out.metrics_address);
     token_file = root.path("token_file", token_file);
+    out.state_file = root.path("state_file", out.state_file);
     max_store_mib = root.integer("max_store_mib", max_store_mib, 1, 1 << 20);
     max_connections = root.integer("max_connections", max_connections, 0, 10'000'000);
     level = root.choice("log_level", level, {"debug", "info", "warning", "error"});
@@ -101,6 +104,7 @@ Result<RendezvousOptions> make_rendezvous_options(const ParsedOptions& parsed) {
   if (parsed.given("metrics-port")) metrics_port = parsed.integer("metrics-port");
   if (parsed.given("metrics-address")) out.metrics_address = parsed.text("metrics-address");
   if (parsed.given("token-file")) token_file = parsed.text("token-file");
+  if (parsed.given("state-file")) out.state_file = parsed.text("state-file");
   if (parsed.given("max-store-mib")) max_store_mib = parsed.integer("max-store-mib");
   if (parsed.given("max-connections")) max_connections = parsed.integer("max-connections");
   if (parsed.given("log-level")) level = parsed.text("log-level");

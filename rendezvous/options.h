@@ -18,6 +18,7 @@ struct RendezvousOptions {
   std::optional<std::uint16_t> metrics_port;  // 0 = the kernel chooses
   std::string metrics_address = "127.0.0.1";  // "" = all addresses
   std::string token;                          // the text of --token-file
+  std::string state_file;                     // "" = none
   std::size_t max_store_bytes = std::size_t{4} << 30;
   std::size_t max_connections = 0;  // 0 = as many as descriptors allow
   LogLevel log_level = LogLevel::info;

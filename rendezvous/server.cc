@@ -44,6 +44,13 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
       apply(job, std::move(actions), now);
     });
     last_pulse = SteadyClock::now();
+    for (const KnownWorld& world : options.worlds) {
+      Job& job = job_of(world.run_id);
+      job.membership.expect(world, last_pulse);
+      job.saved = world;
+      job.last_change = last_pulse;
+    }
+    arm();
     beat();
   }
 
@@ -196,6 +203,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     counters.worker_failures += totals.failures - job.counted.failures;
     counters.nodes_lost += totals.departed - job.counted.departed;
     job.counted = totals;
+    save(job);
     bool hooked = false;
     for (Action& action : actions) {
       if (auto* send = std::get_if<Send>(&action)) {
@@ -227,6 +235,21 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
       }
     }
     arm();
+  }
+
+  // The new world is in the file before its nodes hear of it.
+  void save(Job& job) {
+    if (options.state_file.empty()) return;
+    auto known = job.membership.known_world();
+    if (known == job.saved) return;
+    job.saved = std::move(known);
+    std::vector<KnownWorld> all;
+    for (const auto& [id, other] : jobs) {
+      if (other.saved) all.push_back(*other.saved);
+    }
+    if (auto written = write_state(options.state_file, all); !written) {
+      log_on_change(LogLevel::warning, "state file", written.error().message());
+    }
   }
 
   // --- time

@@ -13,6 +13,7 @@
 #include "common/tcp.h"
 #include "common/types.h"
 #include "rendezvous/membership.h"
+#include "rendezvous/state_file.h"
 #include "rendezvous/status.h"
 #include "rendezvous/store_server.h"
 
@@ -22,6 +23,8 @@ struct ServerOptions {
   bool embedded = false;  // in a launcher: dies with it; agents are told
   std::string token;      // lets operators of other hosts drain and stop; "" = loopback only
   StoreServerOptions store;
+  std::string state_file;          // kept up to date with the worlds that may live; "" = none
+  std::vector<KnownWorld> worlds;  // that an earlier daemon knew
 };
 
 // The rendezvous port: c10d store and agent protocol on one listener, told apart by the first byte. All jobs, one

@@ -31,7 +31,8 @@ def schedule(test, seed):
     choose = random.Random(seed)
     if choose.random() < 0.6:
         test.hosts.impair(**slow(choose))
-    test.serve()
+    state = ("--state-file", test.dir / "state")
+    test.serve(extra=state)
     hosts = [1, 2, 3]
     flags = [f"--max-restarts={choose.choice([0, 3, 20])}"]
     agents = {i: test.agent(i, *flags, nnodes="1:3") for i in hosts}
@@ -79,7 +80,7 @@ def schedule(test, seed):
         elif fault == "kill daemon":
             daemon.signal(signal.SIGKILL)
             daemon.wait()
-            daemon = test.serve(name=f"daemon{count}")
+            daemon = test.serve(name=f"daemon{count}", extra=state)
         elif fault == "fail":
             living = test.alive()
             if living:

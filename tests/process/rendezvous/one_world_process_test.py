@@ -6,7 +6,7 @@ import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
-from rdzv_support import RendezvousTest, free_port, main, poll, running  # noqa: E402
+from rdzv_support import BIN, RendezvousTest, free_port, main, poll, running  # noqa: E402
 
 # lease 2 s, T_lost 7 s
 SHORT = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
@@ -43,6 +43,32 @@ class OneWorld(RendezvousTest):
         node.signal(signal.SIGCONT)
         self.end_well(node)
         self.assertEqual(len(self.workers()), 1)
+
+    def test_new_daemon_that_hears_of_fresh_nodes_only_waits_for_the_old_world(self):
+        state = ("--state-file", self.dir / "state")
+        daemon = self.serve(extra=state)
+        old = [self.node(n, self.endpoint, conf=SHORT) for n in "ab"]
+        first = self.wait_for_world(2)
+        for node in old:  # cut off, as far as anybody can tell
+            node.signal(signal.SIGSTOP)
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        self.serve("daemon2", extra=state)
+        fresh = [self.node(n, self.endpoint, conf=SHORT) for n in "cd"]
+        second = self.wait_for_world(2, newer_than=first[0]["round"])
+        self.assertEqual({w["host"] for w in second}, {"c", "d"})
+        self.assert_one_world_at_a_time()
+        for node in old:
+            node.signal(signal.SIGKILL)
+            node.wait()
+        self.end_well(*fresh)
+
+    def test_state_file_that_is_none_is_refused(self):
+        state = self.dir / "state"
+        state.write_text("hello")
+        daemon = self.start("daemon", BIN / "ddprun-rendezvous", "--port=0", "--state-file", state)
+        self.assertEqual(daemon.wait(), 1)
+        self.assertIn(f"{state}: 'hello' is not what a daemon of this version writes", daemon.errors())
 
     def test_next_round_waits_for_the_workers_of_a_node_that_leaves(self):
         self.serve()

@@ -321,8 +321,9 @@ class World {
   }
 
   void restart_daemon() {
-    // With fresh Joins only a restarted daemon forms at once, by design; so a cut-off world needs a witness who comes
-    // back.
+    // Without a state file a restarted daemon forms at once with fresh Joins only, by design; so a cut-off world needs
+    // a witness who comes back.
+    const bool state_file = chance(50);
     bool cut_off = false, witness = false;
     for (const Agent& agent : agents_) {
       const bool member = agent.doing == Agent::Doing::working || agent.doing == Agent::Doing::done ||
@@ -330,17 +331,21 @@ class World {
       cut_off = cut_off || (agent.workers && !agent.reachable);
       witness = witness || (member && agent.reachable);
     }
-    if (cut_off && !witness) return;
+    if (cut_off && !witness && !state_file) return;
     note("the daemon is restarted");
+    const auto known = m_.known_world();
     m_ = Membership(RunId("job"));
+    if (known && state_file) m_.expect(*known, now_);
     // Those that can reach it are back within a second, in any order, before fresh nodes come.
     std::vector<Agent*> order;
     for (Agent& agent : agents_) {
       if (agent.reachable) order.push_back(&agent);
     }
     std::shuffle(order.begin(), order.end(), random_);
-    // Members first: a fresh Join that came before them would form at once, by design.
-    std::stable_partition(order.begin(), order.end(), [](const Agent* a) { return a->doing != Agent::Doing::waiting; });
+    // Members first: without a state file a fresh Join that came before them would form at once, by design.
+    if (!state_file)
+      std::stable_partition(order.begin(), order.end(),
+                            [](const Agent* a) { return a->doing != Agent::Doing::waiting; });
     for (Agent* agent : order) introduce(*agent);
   }
 

@@ -205,8 +205,10 @@ std::string MembershipScenario::run(const std::string& command) {
     return render(actions);
   }
   if (verb == "stop") return render(membership_.stop("ddpctl stop", now_));
-  if (verb == "restart-daemon") {
+  if (verb == "restart-daemon") {  // "knowing": with a state file
+    const auto known = membership_.known_world();
     membership_ = Membership(RunId("job"));
+    if (name == "knowing" && known) membership_.expect(*known, now_);
     return "";
   }
   if (verb == "own-address") {
