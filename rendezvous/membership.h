@@ -159,6 +159,15 @@ class Membership {
 
   std::optional<rdzv::Refused> refusal(const rdzv::NodeInfo& info) const;
   Node& add(const rdzv::NodeInfo& info, TimePoint now);
+  bool answer_of_ended_job(const rdzv::Join& join, Actions& out);
+  bool join_of_known(Node& node, const rdzv::Join& join, TimePoint now, Actions& out);
+  void return_of_known(Node& node, const rdzv::Register& registration, TimePoint now, Actions& out);
+  void begin_recovery(const rdzv::Register& registration, TimePoint now, Actions& out);
+  void take_back(const rdzv::Register& registration, TimePoint now, Actions& out);
+  void confirm(const rdzv::Register& registration, bool news, TimePoint now, Actions& out);
+  void fence(const NodeId& id, Round round, const std::string& why, Actions& out);
+  void wait_for_end_of(const NodeId& node, TimePoint now);
+  void connected_again(Node& node, TimePoint now);
   void set_state(Node& node, rdzv::MemberState state);
   void erase(const NodeId& node, const std::string& why);
   void remember(const NodeId& node, Gone gone);

@@ -1,0 +1,325 @@
+// Membership: who may come in, by Join, and who comes back, by Register.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "rendezvous/membership.h"
+
+namespace ddprun::rendezvous {
+
+using rdzv::MemberState;
+
+namespace {
+
+std::string nnodes_text(std::int64_t min, std::int64_t max) {
+  return min == max ? std::to_string(min) : fmt::format("{}:{}", min, max);
+}
+
+}  // namespace
+
+std::optional<rdzv::Refused> Membership::refusal(const rdzv::NodeInfo& info) const {
+  rdzv::Refused refused;
+  const auto other = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.first != info.node_id; });
+  const auto ms = [](std::chrono::milliseconds t) { return fmt::format("{} ms", t.count()); };
+  const auto differ = [&](const char* what, const std::string& theirs, const std::string& ours) {
+    refused.reason = fmt::format("job {}: {} says {}={}, {} says {}. Start every node with the same value",
+                                 run_id_.value, info.host, what, theirs, other->second.info.host, ours);
+  };
+  if (other != nodes_.end()) {
+    const rdzv::NodeInfo& c = config_;
+    if (info.backend != c.backend) {
+      const auto name = [](rdzv::Backend b) { return b == rdzv::Backend::c10d ? "c10d" : "static"; };
+      differ("--rdzv-backend", name(info.backend), name(c.backend));
+    } else if (info.nnodes_min != c.nnodes_min || info.nnodes_max != c.nnodes_max) {
+      differ("--nnodes", nnodes_text(info.nnodes_min, info.nnodes_max), nnodes_text(c.nnodes_min, c.nnodes_max));
+    } else if (info.max_restarts != c.max_restarts) {
+      differ("--max-restarts", std::to_string(info.max_restarts), std::to_string(c.max_restarts));
+    } else if (info.join_timeout != c.join_timeout) {
+      differ("--rdzv-conf join_timeout", ms(info.join_timeout), ms(c.join_timeout));
+    } else if (info.last_call_timeout != c.last_call_timeout) {
+      differ("--rdzv-conf last_call_timeout", ms(info.last_call_timeout), ms(c.last_call_timeout));
+    } else if (info.close_timeout != c.close_timeout) {
+      differ("--rdzv-conf close_timeout", ms(info.close_timeout), ms(c.close_timeout));
+    } else if (info.keep_alive_interval != c.keep_alive_interval) {
+      differ("--rdzv-conf keep_alive_interval", ms(info.keep_alive_interval), ms(c.keep_alive_interval));
+    } else if (info.keep_alive_attempts != c.keep_alive_attempts) {
+      differ("--rdzv-conf keep_alive_max_attempt", std::to_string(info.keep_alive_attempts),
+             std::to_string(c.keep_alive_attempts));
+    } else if (info.crash_loop_limit != c.crash_loop_limit || info.crash_loop_window != c.crash_loop_window) {
+      differ("the crash loop limit", fmt::format("{} in {}", info.crash_loop_limit, ms(info.crash_loop_window)),
+             fmt::format("{} in {}", c.crash_loop_limit, ms(c.crash_loop_window)));
+    }
+    if (!refused.reason.empty()) return refused;
+  }
+  if (info.backend != rdzv::Backend::static_ranks) return std::nullopt;
+  if (!info.node_rank) {
+    refused.reason =
+        fmt::format("job {}: {} gave no --node-rank; the static backend needs one", run_id_.value, info.host);
+    return refused;
+  }
+  if (*info.node_rank >= info.nnodes_max) {
+    refused.reason = fmt::format("job {}: {} has --node-rank={}, but --nnodes={} allows 0 to {}", run_id_.value,
+                                 info.host, *info.node_rank, info.nnodes_max, info.nnodes_max - 1);
+    return refused;
+  }
+  for (const auto& [id, node] : nodes_) {
+    if (id == info.node_id || node.info.node_rank != info.node_rank) continue;
+    // Its own predecessor may be gone in a moment (connection closed, or the host was restarted).
+    refused.retry = node.closed.has_value() || node.info.host == info.host;
+    refused.reason =
+        fmt::format("job {}: --node-rank={} is taken by {} ({}); {} ({}) asks for it too. Give each node its own",
+                    run_id_.value, *info.node_rank, node.info.host, node.info.address, info.host, info.address);
+    return refused;
+  }
+  return std::nullopt;
+}
+
+Membership::Node& Membership::add(const rdzv::NodeInfo& info, TimePoint now) {
+  if (nodes_.empty()) config_ = info;
+  Node& node = nodes_[info.node_id];
+  node.info = info;
+  node.arrival = ++arrivals_;
+  node.heard = now;
+  ++counts_[static_cast<std::size_t>(MemberState::waiting)];
+  look_again_at(now + lost_after());
+  gone_.erase(info.node_id);
+  return node;
+}
+
+Actions Membership::on(const rdzv::Join& join, TimePoint now) {
+  Actions out;
+  const NodeId id = join.node.node_id;
+  if (answer_of_ended_job(join, out)) return out;
+  if (auto refused = refusal(join.node)) {
+    const bool was_known = nodes_.contains(id);
+    if (was_known) depart(id, "was refused: " + refused->reason, false, now, out);
+    out.push_back(Send{id, *refused});
+    if (was_known) try_form(now, out);
+    return out;
+  }
+  // A daemon that was restarted must not count from one again: agents know how far they were.
+  highest_round_ = std::max(highest_round_, join.last_round);
+  std::optional<std::int64_t> place;
+  Round in_round;
+  if (const auto known = nodes_.find(id); known != nodes_.end()) {
+    place = known->second.place;
+    in_round = known->second.in_round;
+    if (join_of_known(known->second, join, now, out)) return out;
+  }
+  Node& node = add(join.node, now);
+  node.place = place;
+  node.in_round = in_round;
+  node.join_deadline = now + config_.join_timeout;
+  look_again_at(node.join_deadline);
+  if (phase_ == Phase::running) {
+    newcomer(node, now, out);
+  } else {
+    try_form(now, out);
+  }
+  return out;
+}
+
+// True: the Join is of a node of a job that has ended, and has its answer. Else whatever has ended is behind us.
+bool Membership::answer_of_ended_job(const rdzv::Join& join, Actions& out) {
+  const NodeId& id = join.node.node_id;
+  const auto gone = gone_.find(id);
+  const bool has_final = gone != gone_.end() && gone->second.final;
+  if (phase_ == Phase::ended) {
+    if (nodes_.contains(id)) {
+      out.push_back(Send{id, *final_});
+      return true;
+    }
+    if (has_final && join.last_round == round_) {
+      out.push_back(Send{id, *gone->second.final});
+      return true;
+    }
+    start_over();
+    return false;
+  }
+  if (residue_.contains(id) && has_final) {
+    out.push_back(Send{id, *gone->second.final});  // it missed the word
+    return true;
+  }
+  residue_.erase(id);  // it was fenced, and has stopped its workers now
+  if (nodes_.empty() && phase_ == Phase::forming && !recover_until_) start_over();  // nothing of the past counts
+  return false;
+}
+
+// True: that was all. False: it was a member that has stopped its workers by itself; it is out, and comes in anew.
+bool Membership::join_of_known(Node& node, const rdzv::Join& join, TimePoint now, Actions& out) {
+  const NodeId id = join.node.node_id;
+  connected_again(node, now);
+  const bool member =
+      node.state == MemberState::running || node.state == MemberState::finished || node.state == MemberState::resumable;
+  if (!member) {
+    set_state(node, MemberState::waiting);
+    node.leaving = false;
+    node.info = join.node;
+    node.join_deadline = now + config_.join_timeout;
+    look_again_at(node.join_deadline);
+    try_form(now, out);
+    return true;
+  }
+  if (join.last_round < round_) {  // the Assignment was lost on the way
+    node.info = join.node;
+    out.push_back(Send{id, node.slice});
+    return true;
+  }
+  depart(id, "stopped its workers because the rendezvous was silent", false, now, out);
+  if (phase_ != Phase::ended) return false;
+  out.push_back(Send{id, *final_});
+  return true;
+}
+
+// A newcomer to a running world: takes a free place soon, or is a spare.
+void Membership::newcomer(const Node& node, TimePoint now, Actions& out) {
+  const bool room = static_cast<std::int64_t>(members()) < config_.nnodes_max;
+  const bool ending = count(MemberState::finished) + count(MemberState::resumable) > 0;
+  if (room && !ending && !recover_until_ && !verdict_) {
+    const bool full = static_cast<std::int64_t>(members() + available()) >= config_.nnodes_max;
+    const TimePoint when = full ? now : now + std::min<Duration>(config_.last_call_timeout, kNewcomerWait);
+    if (!newcomer_ || when < *newcomer_) newcomer_ = when;
+    out.push_back(News{fmt::format("{} waits to join round {}", node.info.host, round_.value)});
+    return;
+  }
+  rdzv::Notice notice;
+  notice.kind = rdzv::NoticeKind::spare;
+  notice.text = recover_until_
+                    ? fmt::format("the rendezvous was restarted and waits for the nodes of round {}", round_.value)
+                    : fmt::format("round {} has its {} nodes: this node is a spare and takes over when one is lost",
+                                  round_.value, members());
+  out.push_back(News{fmt::format("{} is a spare of round {}", node.info.host, round_.value)});
+  out.push_back(Send{node.info.node_id, std::move(notice)});
+}
+
+// --- who comes back -----------------------------------------------------------------------------------------------
+
+Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
+  Actions out;
+  const NodeId id = registration.node.node_id;
+  const Round round = registration.slice.round;
+  if (const auto found = nodes_.find(id); found != nodes_.end()) {
+    return_of_known(found->second, registration, now, out);
+    return out;
+  }
+  // Nobody counts on this node, but it may have workers: the next round waits until it has stopped them.
+  if (const auto gone = gone_.find(id); gone != gone_.end()) {
+    if (gone->second.final) {
+      out.push_back(Send{id, *gone->second.final});
+    } else {
+      fence(id, round, fmt::format("the rendezvous knows that this node {}", gone->second.why), out);
+    }
+    wait_for_end_of(id, now);
+    return out;
+  }
+  if (phase_ == Phase::ended && recover_until_ && round == round_) {
+    out.push_back(Send{id, *final_});  // it comes back to a world that has been ended meanwhile
+    Gone known_end;
+    known_end.why = "the job had ended";
+    known_end.final = final_;
+    remember(id, std::move(known_end));
+    wait_for_end_of(id, now);
+    return out;
+  }
+  // Unknown: we were restarted, or it comes from a world that is over.
+  const bool first = group_world_size_ == 0 && phase_ == Phase::forming && residue_.empty() &&
+                     (!recover_until_ || expected_) && round >= std::max(round_, highest_round_);
+  // Two daemons that were restarted at different times may have used the same number: then the slices do not fit.
+  const bool fits = recover_until_ && recover_missing_ > 0 && phase_ != Phase::ended && round == round_ &&
+                    slice_fits(registration.slice, registration.node.nproc);
+  highest_round_ = std::max(highest_round_, round);
+  if (!first && !fits) {
+    fence(id, round, fmt::format("round {} is over: round {} is what counts now", round.value, round_.value), out);
+    wait_for_end_of(id, now);
+    return out;
+  }
+  if (first && nodes_.empty()) start_over();
+  if (auto refused = refusal(registration.node)) {
+    out.push_back(Send{id, *refused});
+    wait_for_end_of(id, now);
+    return out;
+  }
+  if (first) begin_recovery(registration, now, out);
+  take_back(registration, now, out);
+  return out;
+}
+
+// Another world than the one of this round is over for that node: it stops its workers and joins.
+void Membership::fence(const NodeId& id, Round round, const std::string& why, Actions& out) {
+  rdzv::Restart restart;
+  restart.round = round;
+  restart.restart_count = restart_count_;
+  restart.reason = why;
+  out.push_back(Send{id, std::move(restart)});
+}
+
+// After a broken connection.
+void Membership::return_of_known(Node& node, const rdzv::Register& registration, TimePoint now, Actions& out) {
+  const NodeId id = registration.node.node_id;
+  const Round round = registration.slice.round;
+  connected_again(node, now);
+  if (phase_ == Phase::ended) {
+    out.push_back(Send{id, *final_});
+  } else if (round != round_ || node.state == MemberState::waiting) {
+    fence(id, round, fmt::format("round {} is over", round.value), out);
+  } else if (phase_ == Phase::forming) {
+    fence(id, round, restart_reason_, out);
+  } else {
+    confirm(registration, node.state == MemberState::running, now, out);
+  }
+}
+
+// It is a member; `news`: if it says that its workers are done, that was not known.
+void Membership::confirm(const rdzv::Register& registration, bool news, TimePoint now, Actions& out) {
+  rdzv::Registered registered;
+  registered.round = round_;
+  out.push_back(Send{registration.node.node_id, registered});
+  const bool resumable = registration.state == MemberState::resumable;
+  if (!news || (registration.state != MemberState::finished && !resumable)) return;
+  rdzv::Done done;
+  done.round = round_;
+  done.result = resumable ? rdzv::DoneResult::resume_me : rdzv::DoneResult::success;
+  Actions more = on(registration.node.node_id, done, now);
+  out.insert(out.end(), more.begin(), more.end());
+}
+
+// The first member of a world that an earlier daemon formed.
+void Membership::begin_recovery(const rdzv::Register& registration, TimePoint now, Actions& out) {
+  expected_ = false;
+  phase_ = Phase::running;
+  round_ = registration.slice.round;
+  group_world_size_ = registration.slice.group_world_size;
+  world_size_ = registration.slice.world_size;
+  recover_missing_ = group_world_size_;
+  if (nodes_.empty()) config_ = registration.node;
+  recover_until_ = now + lost_after();
+  reforming_ = true;
+  last_call_.reset();
+  out.push_back(News{fmt::format("nodes of round {} come back after a restart of the rendezvous", round_.value)});
+}
+
+void Membership::take_back(const rdzv::Register& registration, TimePoint now, Actions& out) {
+  Node& node = add(registration.node, now);
+  node.slice = registration.slice;
+  node.place = registration.slice.group_rank.value;
+  node.in_round = round_;
+  restart_count_ = std::min(std::max(restart_count_, registration.slice.restart_count), config_.max_restarts);
+  set_state(node, phase_ == Phase::running ? MemberState::running : MemberState::stopping);
+  --recover_missing_;
+  if (recover_missing_ == 0) {
+    recover_until_.reset();
+    out.push_back(News{fmt::format("all {} nodes of round {} are back", group_world_size_, round_.value)});
+    if (phase_ == Phase::running && count(MemberState::waiting) > 0 &&
+        static_cast<std::int64_t>(members()) < config_.nnodes_max) {
+      newcomer_ = now + std::min<Duration>(config_.last_call_timeout, kNewcomerWait);
+    }
+  }
+  if (phase_ == Phase::forming) {
+    fence(registration.node.node_id, round_, restart_reason_, out);
+  } else {
+    confirm(registration, true, now, out);
+  }
+}
+
+}  // namespace ddprun::rendezvous
