@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -222,8 +223,39 @@ def hello(version=2, kind=1):
     return b"DDPRRDZV" + struct.pack("<HB", version, kind)
 
 
+def run_together(class_name, width):
+    """All tests of a class, `width` at a time: they wait most of the time. Exit 77 when all were skipped."""
+    cases = list(unittest.defaultTestLoader.loadTestsFromName(class_name, sys.modules["__main__"]))
+    todo, results, lock = iter(cases), [], threading.Lock()
+
+    def work():
+        while True:
+            with lock:
+                case = next(todo, None)
+            if case is None:
+                return
+            begin, result = time.monotonic(), unittest.TestResult()
+            case.run(result)
+            problems = [text for _, text in result.failures + result.errors]
+            skipped = [reason for _, reason in result.skipped]
+            outcome = "FAILED\n" + "\n".join(problems) if problems else f"skipped: {skipped[0]}" if skipped else "ok"
+            with lock:
+                results.append((bool(problems), bool(skipped)))
+                print(f"{case.id()} ({time.monotonic() - begin:.1f} s) ... {outcome}", file=sys.stderr)
+    threads = [threading.Thread(target=work) for _ in range(width)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if not results or any(failed for failed, _ in results):
+        sys.exit(1)
+    sys.exit(77 if all(skipped for _, skipped in results) else 0)
+
+
 def main():
-    """python3 FILE [Class.test ...]; exit 77 when all that was asked for was skipped."""
+    """python3 FILE [Class.test ...] or python3 FILE --together Class; exit 77 when all that was asked for was skipped."""
+    if sys.argv[1:2] == ["--together"]:
+        run_together(sys.argv[2], 6)
     program = unittest.main(module="__main__", exit=False, verbosity=2)
     result = program.result
     if not result.wasSuccessful():

@@ -13,7 +13,7 @@ from rdzv_support import LIMIT, RendezvousTest, free_port, hello, main, poll  # 
 from rdzv_wire import Peer, agent  # noqa: E402
 
 
-class Operators(RendezvousTest):
+class WithDaemon(RendezvousTest):
     def setUp(self):
         super().setUp()
         self.port = free_port()
@@ -24,6 +24,46 @@ class Operators(RendezvousTest):
         self.addCleanup(peer.socket.close)
         return peer
 
+
+class ManyNodes(WithDaemon):
+    def test_six_thousand_nodes(self):
+        count = 6_000
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard < count + 500:
+            self.skipTest(f"needs {count + 500} descriptors, {hard} are allowed")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        hosts = [f"host-{i}-".ljust(250, "x") for i in range(count)]
+        for i, host in enumerate(hosts):
+            self.keep(Peer(self.port, opening=hello())).greeted().send(
+                wire.join(f"n{i}".ljust(250, "y"), host=host, nnodes=(count + 1, count + 1), attempts=1000))
+        here = f'"waiting_for": "{count} of {count + 1} nodes are here'
+
+        def whole():
+            answer = self.ctl(self.endpoint, "status", "job", "--json").stdout
+            return answer if here in answer else None
+        answer = poll("all are here", whole)
+        self.assertGreater(len(answer), 4 << 20)
+        nodes = json.loads(answer)["jobs"][0]["nodes"]
+        self.assertEqual({n["host"] for n in nodes}, set(hosts))
+        roster = self.ctl(self.endpoint, "roster", "job").stdout.splitlines()
+        self.assertEqual(len(roster), count + 1)
+        self.assertEqual(self.ctl(self.endpoint, "roster", "nothing").returncode, 1)
+        # An operator who reads nothing for a while gets everything in the end.
+        slow = self.keep(Peer(self.port, wire.OPERATOR).greeted())
+        slow.send(wire.frame(wire.STATUS_REQUEST, wire.text("job")))
+        time.sleep(1)  # it does not read: that is the case
+        parts = []
+        while True:
+            kind, payload = slow.read()
+            self.assertIn(kind, (wire.REPLY, wire.REPLY_PART))
+            parts.append(wire.read_text(payload, 1 if kind == wire.REPLY else 0)[0])
+            if kind == wire.REPLY:
+                break
+        self.assertEqual(len(json.loads(b"".join(parts))["jobs"][0]["nodes"]), count)
+
+
+class Operators(WithDaemon):
     def members(self, count, **more):
         """Agents that have their Assignment of one round."""
         peers = [self.keep(agent(self.port, f"n{i}", nnodes=(count, count), **more)) for i in range(count)]
@@ -70,42 +110,6 @@ class Operators(RendezvousTest):
         self.assertEqual(old.read_until()[0], None)
         new.send(wire.frame(wire.HEARTBEAT, struct.pack("<QB", 7, 0)))
         self.assertEqual(new.read_until(wire.HEARTBEAT_ACK)[0], wire.HEARTBEAT_ACK)
-
-    def test_six_thousand_nodes(self):
-        count = 6_000
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if hard < count + 500:
-            self.skipTest(f"needs {count + 500} descriptors, {hard} are allowed")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        hosts = [f"host-{i}-".ljust(250, "x") for i in range(count)]
-        for i, host in enumerate(hosts):
-            self.keep(Peer(self.port, opening=hello())).greeted().send(
-                wire.join(f"n{i}".ljust(250, "y"), host=host, nnodes=(count + 1, count + 1), attempts=1000))
-        here = f'"waiting_for": "{count} of {count + 1} nodes are here'
-
-        def whole():
-            answer = self.ctl(self.endpoint, "status", "job", "--json").stdout
-            return answer if here in answer else None
-        answer = poll("all are here", whole)
-        self.assertGreater(len(answer), 4 << 20)
-        nodes = json.loads(answer)["jobs"][0]["nodes"]
-        self.assertEqual({n["host"] for n in nodes}, set(hosts))
-        roster = self.ctl(self.endpoint, "roster", "job").stdout.splitlines()
-        self.assertEqual(len(roster), count + 1)
-        self.assertEqual(self.ctl(self.endpoint, "roster", "nothing").returncode, 1)
-        # An operator who reads nothing for a while gets everything in the end.
-        slow = self.keep(Peer(self.port, wire.OPERATOR).greeted())
-        slow.send(wire.frame(wire.STATUS_REQUEST, wire.text("job")))
-        time.sleep(1)  # it does not read: that is the case
-        parts = []
-        while True:
-            kind, payload = slow.read()
-            self.assertIn(kind, (wire.REPLY, wire.REPLY_PART))
-            parts.append(wire.read_text(payload, 1 if kind == wire.REPLY else 0)[0])
-            if kind == wire.REPLY:
-                break
-        self.assertEqual(len(json.loads(b"".join(parts))["jobs"][0]["nodes"]), count)
 
     def test_roster_has_the_ranks(self):
         self.members(2)
