@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "common/check.h"
-#include "worker/comm/half.h"
+#include "worker/half.h"
 
 namespace ddprun::trainer {
 namespace {
@@ -43,7 +43,7 @@ Result<std::vector<float>> to_floats(const TensorView& tensor) {
       case TensorType::bf16: {
         std::uint16_t v = 0;
         std::memcpy(&v, p, 2);
-        values[i] = tensor.type == TensorType::f16 ? comm::f16_to_f32(v) : comm::bf16_to_f32(v);
+        values[i] = tensor.type == TensorType::f16 ? f16_to_f32(v) : bf16_to_f32(v);
         break;
       }
       default:

@@ -12,8 +12,8 @@
 
 #include "common/options.h"
 #include "worker/comm/factory.h"
-#include "worker/comm/half.h"
 #include "worker/cuda/backend.h"
+#include "worker/half.h"
 
 namespace ddprun::comm {
 namespace {

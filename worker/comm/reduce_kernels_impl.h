@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "worker/comm/half.h"
 #include "worker/comm/reduce_kernel_sets.h"
+#include "worker/half.h"
 
 namespace {
 
@@ -15,14 +15,14 @@ using ddprun::comm::ReduceArgs;
 struct Bf16 {
   using Storage = std::uint16_t;
   using Sum = float;
-  static inline float load(std::uint16_t v) { return ddprun::comm::bf16_to_f32(v); }
-  static inline std::uint16_t store(float v) { return ddprun::comm::f32_to_bf16(v); }
+  static inline float load(std::uint16_t v) { return ddprun::bf16_to_f32(v); }
+  static inline std::uint16_t store(float v) { return ddprun::f32_to_bf16(v); }
 };
 struct F16 {
   using Storage = std::uint16_t;
   using Sum = float;
-  static inline float load(std::uint16_t v) { return ddprun::comm::f16_to_f32(v); }
-  static inline std::uint16_t store(float v) { return ddprun::comm::f32_to_f16(v); }
+  static inline float load(std::uint16_t v) { return ddprun::f16_to_f32(v); }
+  static inline std::uint16_t store(float v) { return ddprun::f32_to_f16(v); }
 };
 template <typename T>
 struct Plain {

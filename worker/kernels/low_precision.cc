@@ -1,43 +1,13 @@
 #include "worker/kernels/low_precision.h"
 
 #include <algorithm>
-#include <bit>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "worker/half.h"
+
 namespace ddprun::engine {
-
-std::uint16_t to_bf16(float value) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
-  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
-float from_bf16(std::uint16_t bits) { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
-
-std::uint16_t to_f16(float value) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  const std::uint16_t sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
-  const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return sign | 0x7e00u;
-  if (magnitude >= 0x47800000u) return sign | 0x7c00u;  // 65536 and more
-  if (magnitude < 0x38800000u) {                        // below the smallest normal: let the adder round
-    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-    return sign | static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u);
-  }
-  const std::uint32_t rounded = magnitude + 0xc8000fffu + ((magnitude >> 13) & 1u);  // exponent bias 127 -> 15
-  return sign | static_cast<std::uint16_t>(rounded >> 13);
-}
-float from_f16(std::uint16_t bits) {
-  const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16;
-  const std::uint32_t exponent = (bits >> 10) & 0x1fu, fraction = bits & 0x3ffu;
-  if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
-  if (exponent == 0) {
-    const float value = static_cast<float>(fraction) * 0x1p-24f;
-    return sign != 0 ? -value : value;
-  }
-  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (fraction << 13));
-}
 
 namespace {
 
@@ -287,17 +257,17 @@ class LowPrecision final : public Kernels {
   void widen(const void* low, float* wide, I count) const {
     const std::uint16_t* bits = static_cast<const std::uint16_t*>(low);
     if (type_ == DType::bf16) {
-      for (I i = 0; i < count; ++i) wide[i] = from_bf16(bits[i]);
+      for (I i = 0; i < count; ++i) wide[i] = bf16_to_f32(bits[i]);
     } else {
-      for (I i = 0; i < count; ++i) wide[i] = from_f16(bits[i]);
+      for (I i = 0; i < count; ++i) wide[i] = f16_to_f32(bits[i]);
     }
   }
   void narrow(const float* wide, void* low, I count) const {
     std::uint16_t* bits = static_cast<std::uint16_t*>(low);
     if (type_ == DType::bf16) {
-      for (I i = 0; i < count; ++i) bits[i] = to_bf16(wide[i]);
+      for (I i = 0; i < count; ++i) bits[i] = f32_to_bf16(wide[i]);
     } else {
-      for (I i = 0; i < count; ++i) bits[i] = to_f16(wide[i]);
+      for (I i = 0; i < count; ++i) bits[i] = f32_to_f16(wide[i]);
     }
   }
   void refresh(std::span<const UpdateChunk> chunks) {

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "tests/support/comm_ranks.h"
-#include "worker/comm/half.h"
 #include "worker/ddp/all_gather_concat.h"
 #include "worker/ddp/sync_metrics.h"
+#include "worker/half.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -242,9 +242,7 @@ TEST(CommHook, CastHooksRoundAsTheOracle) {
       RANK_OK(made);
       Reducer& reducer = **made;
       const bool f16 = std::string(name) == "fp16";
-      const auto round = [f16](float v) {
-        return f16 ? comm::f16_to_f32(comm::f32_to_f16(v)) : comm::bf16_to_f32(comm::f32_to_bf16(v));
-      };
+      const auto round = [f16](float v) { return f16 ? f16_to_f32(f32_to_f16(v)) : bf16_to_f32(f32_to_bf16(v)); };
       const auto value = [](int rank, ParamId p, std::size_t i) {
         return std::sin(static_cast<float>(i) * 0.37f + static_cast<float>(rank) + static_cast<float>(p)) * 3;
       };

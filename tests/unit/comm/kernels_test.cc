@@ -7,8 +7,8 @@
 #include <random>
 #include <vector>
 
-#include "worker/comm/half.h"
 #include "worker/comm/reduce_kernels.h"
+#include "worker/half.h"
 
 namespace ddprun::comm {
 namespace {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "worker/cuda/backend.h"
+#include "worker/half.h"
 #include "worker/kernels/kernels.h"
 #include "worker/kernels/low_precision.h"
 
@@ -60,8 +61,8 @@ class Twin {
     std::vector<double> wide(static_cast<std::size_t>(count));
     for (std::size_t i = 0; i < narrow.size(); ++i) {
       float x = static_cast<float>(value());
-      if (type_ == DType::bf16) x = from_bf16(to_bf16(x));
-      if (type_ == DType::f16) x = from_f16(to_f16(x));
+      if (type_ == DType::bf16) x = bf16_to_f32(f32_to_bf16(x));
+      if (type_ == DType::f16) x = f16_to_f32(f32_to_f16(x));
       narrow[i] = x;
       wide[i] = static_cast<double>(x);
     }
@@ -551,23 +552,23 @@ INSTANTIATE_TEST_SUITE_P(Backends, KernelParity, ::testing::ValuesIn(backends())
 TEST(LowPrecision, ConversionsRoundToNearestEven) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const std::uint16_t h = static_cast<std::uint16_t>(bits);
-    if (std::isnan(from_f16(h))) {
-      EXPECT_TRUE(std::isnan(from_f16(to_f16(from_f16(h)))));
+    if (std::isnan(f16_to_f32(h))) {
+      EXPECT_TRUE(std::isnan(f16_to_f32(f32_to_f16(f16_to_f32(h)))));
     } else {
-      ASSERT_EQ(to_f16(from_f16(h)), h) << bits;
+      ASSERT_EQ(f32_to_f16(f16_to_f32(h)), h) << bits;
     }
-    if (std::isnan(from_bf16(h))) continue;
-    ASSERT_EQ(to_bf16(from_bf16(h)), h) << bits;
+    if (std::isnan(bf16_to_f32(h))) continue;
+    ASSERT_EQ(f32_to_bf16(bf16_to_f32(h)), h) << bits;
   }
-  EXPECT_EQ(to_f16(1.0f), 0x3c00);
-  EXPECT_EQ(to_f16(65519.0f), 0x7bff);
-  EXPECT_EQ(to_f16(65520.0f), 0x7c00);  // rounds up to inf
-  EXPECT_EQ(to_f16(1.0f + 0x1p-11f), 0x3c00);
-  EXPECT_EQ(to_f16(1.0f + 3 * 0x1p-11f), 0x3c02);
-  EXPECT_EQ(to_f16(0x1p-25f), 0x0000);
-  EXPECT_EQ(to_f16(0x1.8p-25f), 0x0001);
-  EXPECT_EQ(to_bf16(1.0f + 0x1p-8f), 0x3f80);
-  EXPECT_EQ(to_bf16(1.0f + 3 * 0x1p-8f), 0x3f82);
+  EXPECT_EQ(f32_to_f16(1.0f), 0x3c00);
+  EXPECT_EQ(f32_to_f16(65519.0f), 0x7bff);
+  EXPECT_EQ(f32_to_f16(65520.0f), 0x7c00);  // rounds up to inf
+  EXPECT_EQ(f32_to_f16(1.0f + 0x1p-11f), 0x3c00);
+  EXPECT_EQ(f32_to_f16(1.0f + 3 * 0x1p-11f), 0x3c02);
+  EXPECT_EQ(f32_to_f16(0x1p-25f), 0x0000);
+  EXPECT_EQ(f32_to_f16(0x1.8p-25f), 0x0001);
+  EXPECT_EQ(f32_to_bf16(1.0f + 0x1p-8f), 0x3f80);
+  EXPECT_EQ(f32_to_bf16(1.0f + 3 * 0x1p-8f), 0x3f82);
 }
 
 }  // namespace

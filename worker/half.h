@@ -3,8 +3,8 @@
 #include <cstdint>
 
 // 16-bit floats as bits, rounding to nearest even; NaN stays NaN. Branch-free, so that loops vectorise. Internal
-// linkage on purpose: see reduce_kernels_impl.h.
-namespace ddprun::comm {
+// linkage on purpose: see worker/comm/reduce_kernels_impl.h.
+namespace ddprun {
 
 static inline float bf16_to_f32(std::uint16_t h) {
   return __builtin_bit_cast(float, static_cast<std::uint32_t>(h) << 16);
@@ -43,4 +43,4 @@ static inline std::uint16_t f32_to_f16(float f) {
   return static_cast<std::uint16_t>(h | sign);
 }
 
-}  // namespace ddprun::comm
+}  // namespace ddprun
