@@ -28,6 +28,12 @@ CASES = {
     # Samples 33 to 39 have a feature of 1e25: gradients overflow under this scale and the step is skipped.
     "mlp_scaler_inf": dict(model="mlp", data="mlp_inf", batch=8, scale=2.0**60, interval=5,
                            optimizer=dict(name="sgd", lr=0.05)),
+    # Under torch.autocast; `near`: tolerance, ten times what was measured. In f16 the planted value is inf from the
+    # start; a larger scale would overflow torch's weight gradients, which it has in f16 and we in f32.
+    "mlp_scaler_f16": dict(model="mlp", data="mlp_inf", batch=8, dtype="fp16", scale=64.0, interval=4, near=1e-3,
+                           optimizer=dict(name="sgd", lr=0.05)),
+    "mlp_scaler_bf16": dict(model="mlp", data="mlp_inf", batch=8, dtype="bf16", scale=2.0**60, interval=5, near=1e-2,
+                            optimizer=dict(name="sgd", lr=0.05)),
     "gpt2_adamw": dict(model="gpt2", batch=4, optimizer=dict(name="adamw", lr=1e-3, weight_decay=0.1, clip_grad_norm=1.0)),
     "gpt2_sgd_accumulate": dict(model="gpt2", batch=2, accumulate=4, optimizer=dict(name="sgd", lr=0.05, momentum=0.9)),
     # A small learning rate: at 0.02 two runs of torch itself are 0.1 apart after 20 steps on random labels.
@@ -118,10 +124,12 @@ def train(folder, case, rank=0, world=1, memory_format=torch.contiguous_format):
             sync = micro == accumulate - 1
             if world > 1:
                 net.require_backward_grad_sync = sync  # what no_sync() sets
-            out = net(inputs)
-            logits = out.logits if case["model"] == "gpt2" else out
-            loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y[pick].reshape(-1),
-                                   label_smoothing=case.get("smoothing", 0.0)) / accumulate
+            dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(case.get("dtype"))
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+                out = net(inputs)
+                logits = out.logits if case["model"] == "gpt2" else out
+                loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y[pick].reshape(-1),
+                                       label_smoothing=case.get("smoothing", 0.0)) / accumulate
             scaler.scale(loss).backward()
             total += loss.item()
         if o.get("clip_grad_norm"):
