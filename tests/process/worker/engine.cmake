@@ -1,0 +1,3 @@
+find_package(OpenMP REQUIRED COMPONENTS CXX)
+ddprun_test(engine_ranks_test process SOURCES engine_ranks_test.cc
+  LIBS ddprun_engine ddprun_data ddprun_test_comm OpenMP::OpenMP_CXX TIMEOUT 240)
