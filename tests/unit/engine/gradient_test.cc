@@ -1,6 +1,7 @@
 // Central differences in double through whole models: the engine's gradients are the loss's derivatives.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -13,6 +14,11 @@ class Gradients : public ::testing::TestWithParam<ModelCase> {};
 
 TEST_P(Gradients, AreDirectionalDerivativesOfTheLoss) {
   Trial trial(GetParam(), make_reference_kernels());
+  if (GetParam().loss.ignore_index >= 0) {  // some targets are passed over, and some are not
+    const auto ignored = std::count(trial.target_ids.begin(), trial.target_ids.end(), GetParam().loss.ignore_index);
+    EXPECT_GT(ignored, 0);
+    EXPECT_LT(ignored, static_cast<std::ptrdiff_t>(trial.target_ids.size()));
+  }
   trial.forward();
   trial.backward();
   std::mt19937 random(11);
