@@ -86,8 +86,7 @@ class Op {
   virtual bool can_add(std::size_t) const { return false; }
   virtual bool forward_in_place() const { return false; }  // outputs[0] may lie over inputs[0]
   virtual std::vector<InPlace> backward_in_place() const { return {}; }
-  virtual bool is_add() const { return false; }     // its gradient is its output's, unchanged
-  virtual bool is_random() const { return false; }  // reads Frame::key
+  virtual bool is_add() const { return false; }  // its gradient is its output's, unchanged
 
   // Makes primitives ready; returns scratch bytes for forward and backward.
   virtual std::size_t prepare(Kernels&, const PrepareInfo&) const { return 0; }
@@ -96,8 +95,5 @@ class Op {
   // Calls frame.ready(i) for its parameters from the last to the first (bias before weight), as ready_order() says.
   virtual void backward(const Frame& frame) const = 0;
 };
-
-// True when `op` normalises by batch statistics, whose counters advance once per training forward.
-inline constexpr std::size_t kBatchNormCounter = 4;  // place of num_batches_tracked among a batch norm's parameters
 
 }  // namespace ddprun::engine

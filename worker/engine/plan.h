@@ -48,10 +48,10 @@ class Plan {
   virtual Result<void> load(Value input, const void* host) = 0;
   // Runs the model. `key` feeds dropout masks (op is filled in); with the same key the same masks.
   virtual void forward(const RandomKey& key = {}) = 0;
-  // Mean loss of the last forward(), before or after backward(). Waits for the device: ask after backward() where that
+  // Mean loss of the last forward(), before or after backward(). Waits for the device: loss_later() where that
   // matters.
   virtual double loss() = 0;
-  // The same for Kernels::finish_read() later. Call it before backward(), which may reuse the loss's memory.
+  // The same for Kernels::finish_read() later. Call it before the next forward().
   virtual Kernels::PendingRead loss_later() = 0;
   // on_ready(p) is called once per trainable parameter when its gradient is complete in its memory, in ready_order().
   // Call after forward(), once (CHECKed). Device backends: the kernels are queued, not done; order later work on their

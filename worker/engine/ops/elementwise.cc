@@ -75,7 +75,6 @@ class Dropout final : public Op {
   std::uint32_t backward_reads_outputs() const override { return 0; }
   bool can_add(std::size_t) const override { return true; }
   bool forward_in_place() const override { return true; }
-  bool is_random() const override { return true; }
   std::vector<InPlace> backward_in_place() const override { return {{.input = 0, .over_dout = true}}; }
   void forward(const Frame& f) const override { f.kernels.dropout(count_, p_, f.key, f.in(0), f.out()); }
   void forward_eval(const Frame& f) const override {

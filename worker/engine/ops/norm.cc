@@ -3,6 +3,8 @@
 namespace ddprun::engine {
 namespace {
 
+constexpr std::size_t kBatchNormCounter = 4;  // place of num_batches_tracked among a batch norm's parameters
+
 // inputs: x, residual?; outputs: y, mean, rstd; parameters: weight, bias, running_mean, running_var, counter.
 class BatchNorm final : public Op {
  public:

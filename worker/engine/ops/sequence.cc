@@ -69,7 +69,6 @@ class Attention final : public Op {
   const char* kind() const override { return "causal_attention"; }
   std::uint32_t backward_reads_inputs() const override { return 1; }
   std::uint32_t backward_reads_outputs() const override { return 3; }
-  bool is_random() const override { return desc_.dropout > 0; }
   std::size_t prepare(Kernels& k, const PrepareInfo&) const override { return k.prepare(desc_); }
   void forward(const Frame& f) const override {
     f.kernels.attention(desc_, f.key, f.in(0), f.out(0), f.out(1), f.scratch());
