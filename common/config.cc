@@ -1,8 +1,5 @@
 #include "common/config.h"
 
-#include <yaml-cpp/eventhandler.h>
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -13,157 +10,17 @@
 #include <set>
 #include <sstream>
 
-#include "common/check.h"
+#include "common/config_tree.h"
 #include "common/options.h"
 
 namespace ddprun {
 namespace {
 
-enum class Kind { null, scalar, sequence, mapping };
-
-// Our own tree: yaml-cpp keeps duplicate keys and knows nothing of what was read.
-struct Node {
-  Kind kind = Kind::null;
-  std::string text;
-  bool quoted = false;
-  int line = 0;                                                        // 1-based; 0 = from --set
-  bool known = false;                                                  // somebody read this key
-  std::vector<std::pair<std::string, std::shared_ptr<Node>>> members;  // in file order
-  std::vector<std::shared_ptr<Node>> items;
-  std::shared_ptr<Node> shorthand;  // "loss: mse" that --set loss.x=y turned into a mapping
-
-  Node* find(std::string_view key) const {
-    for (const auto& [name, node] : members) {
-      if (name == key) return node.get();
-    }
-    return nullptr;
-  }
-};
-
-std::string join_path(const std::string& prefix, std::string_view key) {
-  return prefix.empty() ? std::string(key) : prefix + "." + std::string(key);
-}
-
-std::string place(const std::string& file, int line) { return line > 0 ? file + ":" + std::to_string(line) : file; }
-
-constexpr int kMaxDepth = 32;                 // an alias may point at what holds it
-constexpr std::size_t kMaxNodes = 1'000'000;  // aliases of aliases multiply
-
-class Converter {
- public:
-  explicit Converter(const std::string& file) : file_(file) {}
-
-  Result<std::shared_ptr<Node>> convert(const YAML::Node& yaml, const std::string& path, int depth) {
-    if (depth > kMaxDepth || ++count_ > kMaxNodes) {
-      return Error(Errc::malformed,
-                   place(file_, yaml.Mark().line + 1) + ": " + path + ": nested too deep or too large");
-    }
-    auto node = std::make_shared<Node>();
-    node->line = yaml.Mark().line + 1;
-    switch (yaml.Type()) {
-      case YAML::NodeType::Undefined:
-      case YAML::NodeType::Null:
-        break;
-      case YAML::NodeType::Scalar:
-        node->text = yaml.Scalar();
-        node->quoted = yaml.Tag() == "!";
-        node->kind = Kind::scalar;
-        break;
-      case YAML::NodeType::Sequence: {
-        node->kind = Kind::sequence;
-        for (std::size_t i = 0; i < yaml.size(); ++i) {
-          auto item = convert(yaml[i], path + "[" + std::to_string(i) + "]", depth + 1);
-          if (!item) return item;
-          node->items.push_back(std::move(*item));
-        }
-        break;
-      }
-      case YAML::NodeType::Map: {
-        node->kind = Kind::mapping;
-        for (const auto& entry : yaml) {
-          const int line = entry.first.Mark().line + 1;
-          if (!entry.first.IsScalar()) {
-            return Error(Errc::malformed, place(file_, line) + ": " + path + ": a key must be a plain word");
-          }
-          const std::string key = entry.first.Scalar();
-          if (const Node* first = node->find(key)) {
-            return Error(Errc::malformed, place(file_, line) + ": " + join_path(path, key) +
-                                              ": the key is there twice (first in line " + std::to_string(first->line) +
-                                              ")");
-          }
-          auto value = convert(entry.second, join_path(path, key), depth + 1);
-          if (!value) return value;
-          (*value)->line = line;
-          node->members.emplace_back(key, std::move(*value));
-        }
-        break;
-      }
-    }
-    return node;
-  }
-
- private:
-  const std::string& file_;
-  std::size_t count_ = 0;
-};
-
-// Sees that a document has content, and where it began.
-class ContentProbe final : public YAML::EventHandler {
- public:
-  bool content = false;
-  int line = 0;
-
-  void OnDocumentStart(const YAML::Mark& mark) override { line = mark.line + 1; }
-  void OnDocumentEnd() override {}
-  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override { line = mark.line + 1; }
-  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { found(mark); }
-  void OnScalar(const YAML::Mark& mark, const std::string&, YAML::anchor_t, const std::string&) override {
-    found(mark);
-  }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
-    found(mark);
-  }
-  void OnSequenceEnd() override {}
-  void OnMapStart(const YAML::Mark& mark, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {
-    found(mark);
-  }
-  void OnMapEnd() override {}
-
- private:
-  void found(const YAML::Mark& mark) {
-    if (!content) line = mark.line + 1;
-    content = true;
-  }
-};
-
-// What follows the first document. yaml-cpp's Load would ignore it without a word, and its LoadAll never comes back
-// from a ',' or ']' between documents (found by fuzzing, 0.7).
-std::optional<Error> check_nothing_follows(const std::string& text, const std::string& file) {
-  std::istringstream in(text);
-  YAML::Parser parser(in);
-  ContentProbe first;
-  if (!parser.HandleNextDocument(first) || !parser) return std::nullopt;
-  ContentProbe second;
-  (void)parser.HandleNextDocument(second);
-  if (second.content) {
-    return Error(Errc::malformed,
-                 place(file, second.line) + ": a second document starts here; only one is allowed in the file");
-  }
-  if (parser) return Error(Errc::malformed, place(file, second.line) + ": not valid YAML: unexpected text");
-  return std::nullopt;
-}
-
-Result<std::shared_ptr<Node>> parse_yaml(const std::string& text, const std::string& file) {
-  try {
-    if (auto error = check_nothing_follows(text, file)) return std::move(*error);
-    const YAML::Node document = YAML::Load(text);
-    if (!document.IsDefined()) return std::make_shared<Node>();
-    return Converter(file).convert(document, "", 0);
-  } catch (const YAML::Exception& e) {
-    const int line = e.mark.is_null() ? 0 : e.mark.line + 1;
-    return Error(Errc::malformed, place(file, line) + ": not valid YAML: " + e.msg);
-  }
-}
+using config_tree::join_path;
+using config_tree::Kind;
+using config_tree::Node;
+using config_tree::parse_yaml;
+using config_tree::place;
 
 std::string_view kind_text(Kind kind) {
   switch (kind) {
@@ -246,6 +103,7 @@ struct ConfigState {
   std::string file;
   std::shared_ptr<Node> root;
   std::optional<Error> first_error;
+  std::vector<std::string> warnings;
   std::map<std::string, std::set<std::string>> asked;  // section -> the names that were asked for in it
 };
 
@@ -443,6 +301,8 @@ Result<void> Config::finish() const {
   return {};
 }
 
+const std::vector<std::string>& Config::warnings() const { return impl_->state->warnings; }
+
 ConfigSection ConfigSection::section(std::string_view key, std::string_view scalar_key) {
   auto child = std::make_shared<Impl>();
   child->state = impl_->state;
@@ -614,6 +474,10 @@ std::vector<std::string> ConfigSection::texts(std::string_view key, std::vector<
 }
 
 void ConfigSection::error(std::string_view key, std::string_view message) { impl_->fail(key, message); }
+
+void ConfigSection::no_effect(std::string_view key, std::string_view why) {
+  if (has(key)) impl_->state->warnings.push_back(where(key) + " has no effect: " + std::string(why));
+}
 
 std::string ConfigSection::where(std::string_view key) const { return impl_->where(key); }
 

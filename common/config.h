@@ -29,6 +29,8 @@ class Config {
   ConfigSection root();
   // The first error that any read met, else the first key that nothing read ("did you mean").
   Result<void> finish() const;
+  // What no_effect() has recorded, in the order of the calls.
+  const std::vector<std::string>& warnings() const;
 
   Config(Config&&) noexcept;
   Config& operator=(Config&&) noexcept;
@@ -64,6 +66,8 @@ class ConfigSection {
 
   // Records an error at `key` of this section (file:line are put in front): for checks between values.
   void error(std::string_view key, std::string_view message);
+  // If the key is given, records a warning: "file.yaml:12: model.dropout has no effect: <why>".
+  void no_effect(std::string_view key, std::string_view why);
   std::string where(std::string_view key) const;  // "file.yaml:12: data.train"
 
   struct Impl;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <limits>
 
 #include "common/config.h"
@@ -186,6 +187,57 @@ void read_precision(ConfigSection section, PrecisionConfig& precision) {
   precision.scaler.growth_interval = static_cast<std::int32_t>(section.integer("growth_interval", 2000, 1, 1 << 30));
 }
 
+void no_effect(ConfigSection section, std::initializer_list<const char*> keys, const std::string& why) {
+  for (const char* key : keys) section.no_effect(key, why);
+}
+
+// A key that is there and does nothing is a misunderstanding: say so.
+void find_idle_keys(ConfigSection root, const TrainerConfig& config) {
+  const std::string& name = config.model.name;
+  const std::string& format = config.data.format;
+  const bool resnet = name.rfind("resnet", 0) == 0;
+  const auto of_model = [&name](const char* others) { return "it is for " + std::string(others) + ", not " + name; };
+  ConfigSection model = root.section("model");
+  if (name != "mlp") no_effect(model, {"hidden"}, of_model("mlp"));
+  if (!resnet) no_effect(model, {"stem", "width"}, of_model("resnet18 and resnet50"));
+  if (name != "gpt2") {
+    no_effect(model, {"vocabulary", "context", "layers", "heads", "embedding", "dropout"}, of_model("gpt2"));
+  } else {
+    no_effect(model, {"outputs", "classes"}, "gpt2 has model.vocabulary");
+  }
+  ConfigSection data = root.section("data");
+  const std::string with_format = "data.format is " + format;
+  if (format != "synthetic") no_effect(data, {"samples", "sample_shape"}, with_format);
+  if (format != "image_folder" && !(format == "synthetic" && resnet)) no_effect(data, {"image_size"}, with_format);
+  if (format != "tokens" && !(format == "synthetic" && name == "gpt2"))
+    no_effect(data, {"sequence_length"}, with_format);
+  if (format == "tokens" || format == "synthetic") no_effect(data, {"normalize", "augment"}, with_format);
+  ConfigSection optimizer = root.section("optimizer");
+  if (config.optimizer.kind == optim::OptimizerKind::sgd) {
+    no_effect(optimizer, {"betas", "eps"}, "they are for adamw, not sgd");
+  } else {
+    no_effect(optimizer, {"momentum", "dampening", "nesterov"}, "they are for sgd, not adamw");
+  }
+  ConfigSection schedule = root.section("schedule", "name");
+  const optim::ScheduleKind kind = config.schedule.kind;
+  const bool falls = kind == optim::ScheduleKind::cosine || kind == optim::ScheduleKind::linear;
+  const bool steps = kind == optim::ScheduleKind::step || kind == optim::ScheduleKind::multi_step;
+  if (!falls) no_effect(schedule, {"min_lr", "total_steps"}, "they are for cosine and linear");
+  if (kind != optim::ScheduleKind::step) no_effect(schedule, {"step_size"}, "it is for step");
+  if (kind != optim::ScheduleKind::multi_step) no_effect(schedule, {"milestones"}, "they are for multi_step");
+  if (!steps) no_effect(schedule, {"gamma"}, "it is for step and multi_step");
+  if (config.schedule.warmup_steps == 0) no_effect(schedule, {"warmup_factor"}, "warmup_steps is 0");
+  if (!config.precision.scale_loss) {
+    no_effect(root.section("precision"), {"init_scale", "growth_interval"}, "the loss is not scaled (loss_scaling)");
+  }
+  if (config.ddp.reducer.compression == "none") {
+    no_effect(root.section("ddp"), {"force_compression"}, "compression is none");
+  }
+  if (config.checkpoint.dir.empty()) {
+    no_effect(root.section("checkpoint"), {"every_steps", "keep", "timeout_s"}, "checkpoint.dir is not set");
+  }
+}
+
 TrainerConfig read_all(ConfigSection root) {
   TrainerConfig config;
   read_model(root.section("model"), config);
@@ -230,6 +282,8 @@ Result<TrainerConfig> finish(Result<Config> file, const std::vector<std::string>
   TrainerConfig config = read_all(file->root());
   auto good = file->finish();
   if (!good) return std::move(good).error();
+  find_idle_keys(file->root(), config);
+  config.warnings = file->warnings();
   return config;
 }
 

@@ -101,6 +101,7 @@ struct TrainerConfig {
   CheckpointConfig checkpoint;
   LogConfig log;
   OutputConfig output;
+  std::vector<std::string> warnings;  // keys that are given and have no effect here, with file and line
 };
 
 // Reads `path`, then `overrides` ("data.batch_size=32") in order. Errors: one sentence with file:line and key.

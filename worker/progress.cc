@@ -40,16 +40,21 @@ std::string format_duration(double seconds) {
   return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
+std::string format_loss(double loss) {
+  if (std::isnan(loss)) return "nan";
+  return std::fabs(loss) < 1e6 ? fmt::format("{:.4f}", loss) : fmt::format("{:.4g}", loss);
+}
+
 std::string progress_line(const ProgressState& s) {
-  return fmt::format("epoch {}/{} step {}/{} loss {:.4f} lr {:.3g} {} eta {}", s.epoch + 1, s.epochs, s.step,
-                     s.steps_in_epoch, s.loss, s.lr, rate(s), format_duration(s.eta_s));
+  return fmt::format("epoch {}/{} step {}/{} loss {} lr {:.3g} {} eta {}", s.epoch + 1, s.epochs, s.step,
+                     s.steps_in_epoch, format_loss(s.loss), s.lr, rate(s), format_duration(s.eta_s));
 }
 
 std::string progress_bar(const ProgressState& s, int width) {
   const std::string head = fmt::format("epoch {}/{} ", s.epoch + 1, s.epochs);
   const double share = s.steps_in_epoch > 0 ? static_cast<double>(s.step) / static_cast<double>(s.steps_in_epoch) : 0;
   const std::string tail =
-      fmt::format(" {:3.0f}% loss {:.4f} {} eta {}", 100 * share, s.loss, rate(s), format_duration(s.eta_s));
+      fmt::format(" {:3.0f}% loss {} {} eta {}", 100 * share, format_loss(s.loss), rate(s), format_duration(s.eta_s));
   const int room = std::max(0, std::min(40, width - 2 - static_cast<int>(head.size() + tail.size())));
   const int filled = static_cast<int>(share * room);
   std::string bar;
@@ -62,7 +67,7 @@ std::string progress_bar(const ProgressState& s, int width) {
   return all;
 }
 
-Reporter::Reporter(bool quiet) : quiet_(quiet), terminal_(!quiet && ::isatty(STDERR_FILENO) == 1) {}
+Reporter::Reporter(bool quiet) : quiet_(quiet), terminal_(!quiet && ::isatty(STDOUT_FILENO) == 1) {}
 
 Result<void> Reporter::open_log(const std::string& path) {
   auto file = LineFile::open(path, -1);
@@ -71,12 +76,14 @@ Result<void> Reporter::open_log(const std::string& path) {
   return {};
 }
 
-Reporter::~Reporter() { clear_bar(); }
+Reporter::~Reporter() {
+  clear_bar();
+  if (terminal_) std::fflush(stdout);
+}
 
 void Reporter::clear_bar() {
   if (!bar_shown_) return;
-  std::fputs("\r\x1b[K", stderr);
-  std::fflush(stderr);
+  std::fputs("\r\x1b[K", stdout);
   bar_shown_ = false;
 }
 
@@ -87,23 +94,36 @@ void Reporter::line(std::string_view text) {
   const std::string whole = std::string(text) + "\n";
   std::fwrite(whole.data(), 1, whole.size(), stdout);
   std::fflush(stdout);
+  to_log(text);
+}
+
+void Reporter::to_log(std::string_view text) {
   if (!log_) return;
-  auto written = log_->append(time_stamp() + " " + whole);
+  auto written = log_->append(fmt::format("{} {}\n", time_stamp(), text));
   if (!written) {
     log_warning("log file given up: {}", written.error().message());
     log_.reset();
   }
 }
 
+void Reporter::progress(const ProgressState& state, bool due) {
+  if (quiet_) return;
+  if (!terminal_) {
+    if (due) line(progress_line(state));
+    return;
+  }
+  bar(state);
+  if (due) to_log(progress_line(state));
+}
+
 void Reporter::bar(const ProgressState& state) {
-  if (quiet_ || !terminal_) return;
   const TimePoint now = SteadyClock::now();
   if (bar_shown_ && now - last_bar_ < std::chrono::milliseconds(100)) return;
   last_bar_ = now;
   winsize size = {};
-  const int width = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col - 1 : 79;
-  std::fputs(("\r\x1b[K" + progress_bar(state, width)).c_str(), stderr);
-  std::fflush(stderr);
+  const int width = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col - 1 : 79;
+  std::fputs(("\r\x1b[K" + progress_bar(state, width)).c_str(), stdout);
+  std::fflush(stdout);
   bar_shown_ = true;
 }
 

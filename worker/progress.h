@@ -21,6 +21,7 @@ struct ProgressState {
 };
 
 std::string format_duration(double seconds);                      // "0:07", "12:34", "3:04:05"
+std::string format_loss(double loss);                             // "0.4321", "3.22e+37", "nan"
 std::string progress_line(const ProgressState& state);            // one plain line
 std::string progress_bar(const ProgressState& state, int width);  // fits `width` columns, no newline
 
@@ -36,15 +37,17 @@ class Reporter {
   Result<void> open_log(const std::string& path);
 
   void line(std::string_view text);
-  // Redraws the bar (terminal; at most 10 times a second).
-  void bar(const ProgressState& state);
-  bool has_bar() const { return terminal_; }
+  // On a terminal redraws the bar (at most 10 times a second), else prints a line when one is due. The log file gets
+  // the lines that are due.
+  void progress(const ProgressState& state, bool due);
 
  private:
+  void bar(const ProgressState& state);
   void clear_bar();
+  void to_log(std::string_view text);
 
   bool quiet_;
-  bool terminal_;  // stderr is one
+  bool terminal_;  // stdout is one: bar and lines must not come by different ways
   bool bar_shown_ = false;
   TimePoint last_bar_{};
   std::optional<LineFile> log_;

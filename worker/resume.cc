@@ -53,6 +53,11 @@ Result<Chosen> choose_checkpoint(const CheckpointConfig& config) {
     std::string folder = config.resume;
     std::error_code ignored;
     if (std::filesystem::exists(folder + "/latest", ignored)) folder += "/latest";
+    if (!std::filesystem::exists(folder + "/" + checkpoint::kChecksumFile, ignored)) {
+      return Error(Errc::not_found, fmt::format("checkpoint.resume: {} is no checkpoint, nor a folder of them (it has "
+                                                "no '{}' and no 'latest')",
+                                                folder, checkpoint::kChecksumFile));
+    }
     auto loaded = checkpoint::load_checkpoint(folder);
     if (!loaded) return std::move(loaded).error().with_context("checkpoint.resume");
     chosen.checkpoint = std::move(*loaded);
@@ -61,6 +66,15 @@ Result<Chosen> choose_checkpoint(const CheckpointConfig& config) {
     chosen.notes.push_back(fmt::format("resumed from {} at step {}", found->folder, found->state.step));
   }
   return chosen;
+}
+
+// A checkpoint that another configuration made.
+Error unlike(Error why, const std::string& folder, const char* file) {
+  return Error(why.code(),
+               fmt::format("{}/{}: {}. To go on from it the configuration must have the model and optimizer "
+                           "that made it; to begin anew choose another checkpoint.dir (model.weights takes "
+                           "over a {})",
+                           folder, file, why.message(), checkpoint::kModelFile));
 }
 
 }  // namespace
@@ -88,9 +102,9 @@ Result<void> restore(Session& s) {
                                                      loaded.folder, loaded.state.seed, s.config.train.seed));
   }
   auto done = restore_model(loaded.model, *s.store);
-  if (!done) return std::move(done).error().with_context(loaded.folder + "/" + checkpoint::kModelFile);
+  if (!done) return unlike(std::move(done).error(), loaded.folder, checkpoint::kModelFile);
   done = restore_optimizer(loaded.optimizer, *s.optimizer);
-  if (!done) return std::move(done).error().with_context(loaded.folder + "/" + checkpoint::kOptimizerFile);
+  if (!done) return unlike(std::move(done).error(), loaded.folder, checkpoint::kOptimizerFile);
   s.state = loaded.state;
   s.resumed = true;
   return {};

@@ -125,11 +125,19 @@ Result<void> TrainLoop::open_files() {
 }
 
 void TrainLoop::say_start() {
+  if (s_.is_root()) {
+    for (const std::string& warning : s_.config.warnings) log_warning("{}", warning);
+  }
   for (const std::string& note : s_.notes) reporter_.line(note);
   reporter_.line(fmt::format("model {}: {} parameters; {} samples; {} rank(s), {}; {}; batch {} x {} x accumulate {}",
                              s_.config.model.name, s_.store->trainable_count(), s_.train_data->size(), s_.world_size(),
                              s_.communicator->description(), s_.kernels->description(), batch_, s_.world_size(),
                              s_.config.train.accumulate));
+  const std::int64_t share = s_.sampler->samples_per_rank();
+  if (batch_ > share) {
+    reporter_.line(
+        fmt::format("data.batch_size {} is more than the {} samples of a rank: an epoch is one step", batch_, share));
+  }
 }
 
 Result<int> TrainLoop::run() {
@@ -312,7 +320,7 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
     return everywhere(
         fmt::format("step {}: the gradient is not finite (loss {}). Lower optimizer.lr, set "
                     "optimizer.clip_grad_norm, or use train.on_nan: skip",
-                    s_.state.step + 1, result.loss));
+                    s_.state.step + 1, format_loss(result.loss)));
   }
   if (result.skipped && s_.config.precision.scale_loss && s_.scaler.scale() < 1e-6) {
     return everywhere(fmt::format("step {}: gradients are not finite at a loss scale of {:.3g}: the run has diverged",
@@ -354,7 +362,7 @@ Result<void> TrainLoop::bad_loss(double own_loss) {
     mine = Error(Errc::invalid_argument,
                  fmt::format("step {}: the loss of rank {} is {}. Lower optimizer.lr, set optimizer.clip_grad_norm, or "
                              "use train.on_nan: skip",
-                             s_.state.step + 1, s_.rank(), own_loss));
+                             s_.state.step + 1, s_.rank(), format_loss(own_loss)));
   }
   return s_.together(std::move(mine));
 }
@@ -389,11 +397,10 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
   if (s_.config.model.name == "gpt2") {
     progress.tokens_per_s = samples_per_s_ * static_cast<double>(s_.config.data.sequence_length);
   }
-  reporter_.bar(progress);
+  reporter_.progress(progress, due);
   if (due) {
     window_start_ = SteadyClock::now();
     window_samples_ = 0;
-    if (!reporter_.has_bar()) reporter_.line(progress_line(progress));
     outputs_.scalar("train/loss", s_.state.step, result.loss);
     outputs_.scalar("train/lr", s_.state.step, lr);
     outputs_.scalar("train/samples_per_s", s_.state.step, samples_per_s_);
@@ -462,9 +469,9 @@ Result<void> TrainLoop::end_epoch(bool& stopped) {
     // The epoch ends when this is done: a resumed run begins with it.
     if (stopped) return {};
   }
-  std::string text = fmt::format("epoch {}/{} done: mean loss {:.4f}", epoch, s_.config.train.epochs, mean);
+  std::string text = fmt::format("epoch {}/{} done: mean loss {}", epoch, s_.config.train.epochs, format_loss(mean));
   if (s_.validation_data != nullptr) {
-    text += fmt::format(", validation loss {:.4f}", validation_.loss());
+    text += fmt::format(", validation loss {}", format_loss(validation_.loss()));
     if (validation_accuracy_ >= 0) text += fmt::format(", validation accuracy {:.2f} %", 100 * validation_accuracy_);
   }
   text += fmt::format(", {:.0f} samples/s, {} elapsed", samples_per_s_, format_duration(seconds_since(run_start_)));

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "common/check.h"
 #include "worker/half.h"
@@ -53,6 +55,17 @@ Result<std::vector<float>> to_floats(const TensorView& tensor) {
   return values;
 }
 
+// What the file has beyond what was asked for belongs to another model or optimizer.
+Result<void> nothing_else(const checkpoint::SafetensorsFile& file, std::size_t wanted, const char* what,
+                          const std::function<bool(const std::string&)>& known) {
+  if (file.tensors().size() == wanted) return {};
+  for (const TensorView& tensor : file.tensors()) {
+    if (known(tensor.name)) continue;
+    return Error(Errc::invalid_argument, fmt::format("has a tensor '{}' that this {} lacks", tensor.name, what));
+  }
+  return {};
+}
+
 }  // namespace
 
 TensorType tensor_type(engine::DType dtype) {
@@ -89,7 +102,10 @@ Result<void> restore_model(const checkpoint::SafetensorsFile& file, engine::Para
     }
     store.write(parameter.id, tensor->bytes.data());
   }
-  return {};
+  return nothing_else(file, store.parameters().size(), "model", [&store](const std::string& name) {
+    const auto& all = store.parameters();
+    return std::any_of(all.begin(), all.end(), [&name](const auto& p) { return p.name == name; });
+  });
 }
 
 Result<void> restore_optimizer(const checkpoint::SafetensorsFile& file, optim::Optimizer& optimizer) {
@@ -104,7 +120,11 @@ Result<void> restore_optimizer(const checkpoint::SafetensorsFile& file, optim::O
     }
     optimizer.write(state, tensor->bytes.data());
   }
-  return {};
+  const auto wanted = optimizer.state();
+  return nothing_else(file, wanted.size(), "optimizer", [&wanted](const std::string& name) {
+    return std::any_of(wanted.begin(), wanted.end(),
+                       [&name](const auto& state) { return optimizer_tensor_name(state) == name; });
+  });
 }
 
 Result<void> load_weights(const std::string& path, engine::ParameterStore& store) {

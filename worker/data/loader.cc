@@ -163,7 +163,8 @@ Loader::~Loader() { state_->stop_threads(); }
 Result<std::unique_ptr<Loader>> Loader::create(std::shared_ptr<const Dataset> dataset, LoaderOptions options) {
   CHECK(options.batch_size > 0 && options.num_workers >= 0, "loader options are checked by the config");
   const int slots = options.num_workers * std::max(options.prefetch_factor, 1) + 1;
-  const auto batch = static_cast<std::size_t>(options.batch_size);
+  // A larger batch than the data have is never full.
+  const auto batch = static_cast<std::size_t>(std::min(options.batch_size, std::max<std::int64_t>(1, dataset->size())));
   const std::size_t input_bytes = (batch * dataset->spec().input_bytes() + kAlign - 1) / kAlign * kAlign;
   const std::size_t slot_bytes = input_bytes + batch * dataset->spec().target_bytes();
   auto state = std::make_shared<State>(std::move(dataset), options);
