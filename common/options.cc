@@ -339,6 +339,17 @@ const ParsedOptions::Value& value_of(const std::map<std::string, ParsedOptions::
 
 }  // namespace
 
+OptionSpec make_option(std::string name, OptionKind kind, std::string default_text, std::string value_name,
+                       std::string help) {
+  OptionSpec spec;
+  spec.name = std::move(name);
+  spec.kind = kind;
+  spec.default_text = std::move(default_text);
+  spec.value_name = std::move(value_name);
+  spec.help = std::move(help);
+  return spec;
+}
+
 EnvLookup process_environment() {
   return [](const std::string& name) -> std::optional<std::string> {
     const char* value = std::getenv(name.c_str());

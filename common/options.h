@@ -31,6 +31,10 @@ struct OptionSpec {
   std::string compatibility;  // for the README's table: "same", "better: how", "new: what", "refused: why"
 };
 
+// A row of a table; what is rarer is set afterwards.
+OptionSpec make_option(std::string name, OptionKind kind, std::string default_text, std::string value_name,
+                       std::string help);
+
 enum class RestPolicy {
   none,         // positional arguments are an error
   script_args,  // the first positional is the script, all after it is passed through verbatim

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/exit_code.h"
+#include "common/guarded_main.h"
 #include "common/options.h"
 #include "common/standard_fds.h"
 #include "launcher/ctl_client.h"
@@ -258,10 +259,5 @@ int run(int argc, char** argv) {
 }  // namespace ddprun::launcher
 
 int main(int argc, char** argv) {
-  try {
-    return ddprun::launcher::run(argc, argv);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "ddpctl: internal error: {}\n", error.what());
-    return ddprun::exit_code::kFailure;
-  }
+  return ddprun::guarded_main("ddpctl", [argc, argv] { return ddprun::launcher::run(argc, argv); });
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/exit_code.h"
+#include "common/guarded_main.h"
 #include "common/log.h"
 #include "common/options.h"
 #include "common/standard_fds.h"
@@ -108,10 +109,5 @@ int run(int argc, char** argv) {
 }  // namespace ddprun::rendezvous
 
 int main(int argc, char** argv) {
-  try {
-    return ddprun::rendezvous::run(argc, argv);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "ddprun-rendezvous: internal error: {}\n", error.what());
-    return ddprun::exit_code::kFailure;
-  }
+  return ddprun::guarded_main("ddprun-rendezvous", [argc, argv] { return ddprun::rendezvous::run(argc, argv); });
 }

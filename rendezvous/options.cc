@@ -10,18 +10,8 @@
 namespace ddprun::rendezvous {
 namespace {
 
-OptionSpec option(std::string name, OptionKind kind, std::string fallback, std::string value, std::string help) {
-  OptionSpec spec;
-  spec.name = std::move(name);
-  spec.kind = kind;
-  spec.default_text = std::move(fallback);
-  spec.value_name = std::move(value);
-  spec.help = std::move(help);
-  return spec;
-}
-
 OptionSpec integer(std::string name, std::string fallback, double min, double max, std::string help) {
-  OptionSpec spec = option(std::move(name), OptionKind::integer, std::move(fallback), "N", std::move(help));
+  OptionSpec spec = make_option(std::move(name), OptionKind::integer, std::move(fallback), "N", std::move(help));
   spec.min_value = min;
   spec.max_value = max;
   return spec;
@@ -29,19 +19,21 @@ OptionSpec integer(std::string name, std::string fallback, double min, double ma
 
 OptionTable make_table() {
   std::vector<OptionSpec> options;
-  options.push_back(option("config", OptionKind::text, "", "FILE", "YAML file with these options; flags win over it"));
+  options.push_back(
+      make_option("config", OptionKind::text, "", "FILE", "YAML file with these options; flags win over it"));
   options.push_back(integer("port", "29400", 0, 65535, "port of store and rendezvous; 0 = the kernel chooses"));
-  options.push_back(option("address", OptionKind::text, "", "ADDR", "numeric address to listen on; default: all"));
+  options.push_back(make_option("address", OptionKind::text, "", "ADDR", "numeric address to listen on; default: all"));
   options.push_back(integer("metrics-port", "", 0, 65535, "serve /metrics, /healthz and /readyz on this port"));
-  options.push_back(option("metrics-address", OptionKind::text, "127.0.0.1", "ADDR",
-                           "numeric address of the metrics port; 'any' = all"));
-  options.push_back(option("token-file", OptionKind::text, "", "FILE",
-                           "file with a secret that lets ddpctl on other hosts drain and stop; mode 600"));
-  options.push_back(option("state-file", OptionKind::text, "", "FILE",
-                           "which jobs run, for the next daemon: it forms no second world of one that it cannot see"));
+  options.push_back(make_option("metrics-address", OptionKind::text, "127.0.0.1", "ADDR",
+                                "numeric address of the metrics port; 'any' = all"));
+  options.push_back(make_option("token-file", OptionKind::text, "", "FILE",
+                                "file with a secret that lets ddpctl on other hosts drain and stop; mode 600"));
+  options.push_back(
+      make_option("state-file", OptionKind::text, "", "FILE",
+                  "which jobs run, for the next daemon: it forms no second world of one that it cannot see"));
   options.push_back(integer("max-store-mib", "4096", 1, 1 << 20, "memory for store keys and values"));
   options.push_back(integer("max-connections", "0", 0, 1e7, "store clients at once; 0 = as many as descriptors allow"));
-  OptionSpec level = option("log-level", OptionKind::choice, "info", "LEVEL", "debug, info, warning or error");
+  OptionSpec level = make_option("log-level", OptionKind::choice, "info", "LEVEL", "debug, info, warning or error");
   level.choices = {"debug", "info", "warning", "error"};
   level.env = "DDPRUN_LOG_LEVEL";
   options.push_back(std::move(level));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/exit_code.h"
+#include "common/guarded_main.h"
 #include "common/log.h"
 #include "common/options.h"
 #include "common/worker_env.h"
@@ -75,5 +76,7 @@ int run(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   ddprun::log_init("trainer", ddprun::LogLevel::info);
-  return ddprun::trainer::run(std::vector<std::string>(argv + 1, argv + argc));
+  return ddprun::guarded_main("trainer", [argc, argv] {
+    return ddprun::trainer::run(std::vector<std::string>(argv + (argc > 0 ? 1 : 0), argv + argc));
+  });
 }

@@ -4,21 +4,13 @@ namespace ddprun::trainer {
 
 namespace {
 
-OptionSpec option(std::string name, OptionKind kind, std::string value_name, std::string help) {
-  OptionSpec spec;
-  spec.name = std::move(name);
-  spec.kind = kind;
-  spec.value_name = std::move(value_name);
-  spec.help = std::move(help);
-  return spec;
-}
-
 std::vector<OptionSpec> option_specs() {
   std::vector<OptionSpec> specs = {
-      option("config", OptionKind::text, "FILE", "YAML file of the run (deploy/configs has examples)"),
-      option("cfg", OptionKind::text, "FILE", "the same as --config"),
-      option("set", OptionKind::text, "KEY=VALUE", "replaces one value of the file, e.g. --set data.batch_size=32"),
-      option("check", OptionKind::flag, "", "reads and checks the file, then ends"),
+      make_option("config", OptionKind::text, "", "FILE", "YAML file of the run (deploy/configs has examples)"),
+      make_option("cfg", OptionKind::text, "", "FILE", "the same as --config"),
+      make_option("set", OptionKind::text, "", "KEY=VALUE",
+                  "replaces one value of the file, e.g. --set data.batch_size=32"),
+      make_option("check", OptionKind::flag, "", "", "reads and checks the file, then ends"),
   };
   specs[2].repeatable = true;
   return specs;

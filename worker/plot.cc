@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "common/exit_code.h"
 #include "common/options.h"
 #include "worker/data/file_bytes.h"
 #include "worker/metrics.h"
+#include "worker/subcommand.h"
 
 namespace ddprun::trainer {
 namespace {
@@ -109,12 +109,9 @@ std::string draw_panel(const Series& series, double top) {
 }
 
 OptionTable make_table() {
-  std::vector<OptionSpec> specs(1);
-  specs[0].name = "output";
+  std::vector<OptionSpec> specs = {
+      make_option("output", OptionKind::text, "run.svg", "FILE", "the picture (SVG: any browser shows it)")};
   specs[0].short_name = 'o';
-  specs[0].default_text = "run.svg";
-  specs[0].value_name = "FILE";
-  specs[0].help = "the picture (SVG: any browser shows it)";
   return OptionTable("trainer plot", "trainer plot metrics.jsonl [-o run.svg]", std::move(specs), RestPolicy::list);
 }
 
@@ -176,24 +173,10 @@ Result<std::vector<Series>> read_metrics(const std::string& path) {
 }
 
 int plot(std::span<const std::string> arguments) {
-  const OptionTable table = make_table();
-  auto options = table.parse(arguments, [](const std::string&) { return std::nullopt; });
-  if (options && options->flag("help")) {
-    std::fputs(table.help().c_str(), stdout);
-    return exit_code::kOk;
-  }
-  if (!options) {
-    std::fprintf(stderr, "trainer plot: %s\n", options.error().message().c_str());
-    return exit_code::kUsage;
-  }
-  if (options->rest().size() != 1) {
-    std::fputs("trainer plot: needs one metrics file (see --help)\n", stderr);
-    return exit_code::kUsage;
-  }
-  auto done = run(*options);
-  if (done) return exit_code::kOk;
-  std::fprintf(stderr, "trainer plot: %s\n", done.error().message().c_str());
-  return exit_code::kFailure;
+  const auto misuse = [](const ParsedOptions& options) -> std::string {
+    return options.rest().size() == 1 ? "" : "needs one metrics file (see --help)";
+  };
+  return run_subcommand("plot", make_table(), arguments, misuse, run);
 }
 
 }  // namespace ddprun::trainer

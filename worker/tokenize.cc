@@ -8,37 +8,28 @@
 #include <limits>
 #include <vector>
 
-#include "common/exit_code.h"
 #include "common/options.h"
 #include "worker/data/file_bytes.h"
 #include "worker/data/tokenizer.h"
 #include "worker/metrics.h"
+#include "worker/subcommand.h"
 
 namespace ddprun::trainer {
 namespace {
 
 OptionTable make_table() {
-  std::vector<OptionSpec> specs(4);
-  specs[0].name = "vocabulary";
-  specs[0].default_text = "bytes";
-  specs[0].value_name = "bytes|FILE";
-  specs[0].help = "one token a byte, or GPT-2's encoder.json or a .tiktoken file";
-  specs[1].name = "output";
+  std::vector<OptionSpec> specs = {make_option("vocabulary", OptionKind::text, "bytes", "bytes|FILE",
+                                               "one token a byte, or GPT-2's encoder.json or a .tiktoken file"),
+                                   make_option("output", OptionKind::text, "", "PREFIX",
+                                               "writes PREFIX.bin and, with --validation-share, PREFIX-validation.bin"),
+                                   make_option("validation-share", OptionKind::real, "0", "SHARE",
+                                               "this share of the tokens, from the end, goes to the validation file"),
+                                   make_option("header", OptionKind::choice, "llmc", "KIND",
+                                               "llm.c's header (1024 bytes, checked when read) or none (nanoGPT)")};
   specs[1].short_name = 'o';
-  specs[1].value_name = "PREFIX";
-  specs[1].help = "writes PREFIX.bin and, with --validation-share, PREFIX-validation.bin";
-  specs[2].name = "validation-share";
-  specs[2].kind = OptionKind::real;
-  specs[2].default_text = "0";
   specs[2].min_value = 0;
   specs[2].max_value = 0.9;
-  specs[2].value_name = "SHARE";
-  specs[2].help = "this share of the tokens, from the end, goes to the validation file";
-  specs[3].name = "header";
-  specs[3].kind = OptionKind::choice;
-  specs[3].default_text = "llmc";
   specs[3].choices = {"llmc", "none"};
-  specs[3].help = "llm.c's header (1024 bytes, checked when read) or none (nanoGPT)";
   return OptionTable("trainer tokenize", "trainer tokenize [--vocabulary V] -o PREFIX FILE...", std::move(specs),
                      RestPolicy::list);
 }
@@ -92,24 +83,11 @@ Result<void> run(const ParsedOptions& options) {
 }  // namespace
 
 int tokenize(std::span<const std::string> arguments) {
-  const OptionTable table = make_table();
-  auto options = table.parse(arguments, [](const std::string&) { return std::nullopt; });
-  if (options && options->flag("help")) {
-    std::fputs(table.help().c_str(), stdout);
-    return exit_code::kOk;
-  }
-  if (!options) {
-    std::fprintf(stderr, "trainer tokenize: %s\n", options.error().message().c_str());
-    return exit_code::kUsage;
-  }
-  if (options->text("output").empty() || options->rest().empty()) {
-    std::fputs("trainer tokenize: needs -o PREFIX and at least one text file (see --help)\n", stderr);
-    return exit_code::kUsage;
-  }
-  auto done = run(*options);
-  if (done) return exit_code::kOk;
-  std::fprintf(stderr, "trainer tokenize: %s\n", done.error().message().c_str());
-  return exit_code::kFailure;
+  const auto misuse = [](const ParsedOptions& options) -> std::string {
+    const bool complete = !options.text("output").empty() && !options.rest().empty();
+    return complete ? "" : "needs -o PREFIX and at least one text file (see --help)";
+  };
+  return run_subcommand("tokenize", make_table(), arguments, misuse, run);
 }
 
 }  // namespace ddprun::trainer

@@ -36,28 +36,20 @@ struct Row {
 };
 
 OptionTable option_table() {
-  const auto option = [](std::string name, OptionKind kind, std::string default_text, std::string value,
-                         std::string help) {
-    OptionSpec o;
-    o.name = std::move(name);
-    o.kind = kind;
-    o.default_text = std::move(default_text);
-    o.value_name = std::move(value);
-    o.help = std::move(help);
-    return o;
-  };
   std::vector<OptionSpec> options = {
-      option("size", OptionKind::text, "25MiB", "SIZE", "bytes of the whole tensor: 4096, 64KiB, 25MiB, 4GiB"),
-      option("count", OptionKind::integer, "", "N", "elements instead of bytes; 1073741824 is the common 4 GiB run"),
-      option("sweep", OptionKind::text, "", "FROM:TO", "all sizes from FROM to TO, each --factor times the last"),
-      option("factor", OptionKind::integer, "2", "N", "step of --sweep"),
-      option("rounds", OptionKind::integer, "10", "N", "measured rounds for each size"),
-      option("warm-up", OptionKind::integer, "3", "N", "rounds before them"),
-      option("dtype", OptionKind::choice, "f32", "TYPE", "element type"),
-      option("backend", OptionKind::choice, "auto", "NAME", "auto, nccl or cpu"),
-      option("memory", OptionKind::choice, "owned", "KIND", "owned: the communicator's memory; foreign: any other"),
-      option("timeout", OptionKind::integer, "60", "SECONDS", "of each collective"),
-      option("json", OptionKind::flag, "", "", "one JSON object instead of the table")};
+      make_option("size", OptionKind::text, "25MiB", "SIZE", "bytes of the whole tensor: 4096, 64KiB, 25MiB, 4GiB"),
+      make_option("count", OptionKind::integer, "", "N",
+                  "elements instead of bytes; 1073741824 is the common 4 GiB run"),
+      make_option("sweep", OptionKind::text, "", "FROM:TO", "all sizes from FROM to TO, each --factor times the last"),
+      make_option("factor", OptionKind::integer, "2", "N", "step of --sweep"),
+      make_option("rounds", OptionKind::integer, "10", "N", "measured rounds for each size"),
+      make_option("warm-up", OptionKind::integer, "3", "N", "rounds before them"),
+      make_option("dtype", OptionKind::choice, "f32", "TYPE", "element type"),
+      make_option("backend", OptionKind::choice, "auto", "NAME", "auto, nccl or cpu"),
+      make_option("memory", OptionKind::choice, "owned", "KIND",
+                  "owned: the communicator's memory; foreign: any other"),
+      make_option("timeout", OptionKind::integer, "60", "SECONDS", "of each collective"),
+      make_option("json", OptionKind::flag, "", "", "one JSON object instead of the table")};
   for (OptionSpec& o : options) {
     if (o.kind == OptionKind::integer) o.min_value = 1;
     if (o.name == "warm-up") o.min_value = 0;

@@ -20,8 +20,8 @@ using ::testing::HasSubstr;
 // Values that depend on the whole key, with uneven work per sample.
 class FakeDataset final : public Dataset {
  public:
-  FakeDataset() {
-    spec_.input_shape = {3};
+  explicit FakeDataset(std::int64_t features = 3) {
+    spec_.input_shape = {features};
     spec_.classes = 10;
   }
   std::int64_t size() const override { return 1000; }
@@ -186,11 +186,11 @@ TEST(Loader, AnExceptionInAReadIsAnErrorOfItsSample) {
 }
 
 TEST(Loader, BatchesThatDoNotFitAreAnErrorWithTheSizes) {
-  LoaderOptions o = options(2);
-  o.batch_size = std::int64_t{1} << 50;
-  auto loader = Loader::create(std::make_shared<const FakeDataset>(), o);
+  auto loader = Loader::create(std::make_shared<const FakeDataset>(std::int64_t{1} << 50), options(2));
   ASSERT_FALSE(loader);
-  EXPECT_THAT(loader.error().message(), HasSubstr("data.batch_size 1125899906842624"));
+  EXPECT_THAT(loader.error().message(), HasSubstr("no memory for batches: 5 x 18014398509.5 MB (data.batch_size 4"));
+  // No more is taken than the samples that there are.
+  EXPECT_TRUE(Loader::create(std::make_shared<const FakeDataset>(), options(2, std::int64_t{1} << 50)));
 }
 
 }  // namespace

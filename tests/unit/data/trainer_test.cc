@@ -92,13 +92,26 @@ TEST(TrainerConfig, ErrorsNameFileLineAndKey) {
   EXPECT_THAT(error_of(kSmall, {"data.batch=3"}), HasSubstr("batch"));
 }
 
+TEST(TrainerConfig, SaysWhichKeysDoNothing) {
+  auto config = parse_config(std::string(kSmall) + "optimizer: {name: adamw, momentum: 0.9}\nschedule: {gamma: 2}\n",
+                             "f.yaml", {"model.dropout=0.5", "data.sequence_length=4", "checkpoint.keep=2"});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_THAT(config->warnings,
+              ::testing::ElementsAre("--set model.dropout has no effect: it is for gpt2, not linear",
+                                     "--set data.sequence_length has no effect: data.format is csv",
+                                     "f.yaml:5: optimizer.momentum has no effect: they are for sgd, not adamw",
+                                     "f.yaml:6: schedule.gamma has no effect: it is for step and multi_step",
+                                     "--set checkpoint.keep has no effect: checkpoint.dir is not set"));
+}
+
 TEST(TrainerConfig, TheSamplesInDeployLoad) {
   ::setenv("DATA_DIR", "/data", 1);
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(DDPRUN_SOURCE_DIR "/deploy/configs")) {
     if (entry.path().extension() != ".yaml") continue;
     auto config = load_config(entry.path().string(), {});
-    EXPECT_TRUE(config) << config.error().message();
+    ASSERT_TRUE(config) << config.error().message();
+    EXPECT_THAT(config->warnings, ::testing::IsEmpty()) << entry.path();
     ++count;
   }
   EXPECT_GE(count, 6);
@@ -137,6 +150,13 @@ TEST(Metrics, AreCutBackToAStep) {
   EXPECT_EQ(lines, 4);
   EXPECT_EQ(*metrics_bytes_up_to(folder + "/none", 3), 0);
   std::filesystem::remove_all(folder);
+}
+
+TEST(Progress, LossesOfAnySize) {
+  EXPECT_EQ(format_loss(0.25), "0.2500");
+  EXPECT_EQ(format_loss(-3.2174613e37), "-3.217e+37");
+  EXPECT_EQ(format_loss(-std::numeric_limits<double>::quiet_NaN()), "nan");
+  EXPECT_EQ(format_loss(std::numeric_limits<double>::infinity()), "inf");
 }
 
 TEST(Progress, LinesAndBars) {
