@@ -64,7 +64,6 @@ struct SinCos {
 // Box-Muller on groups of 16: uniforms 0..7 give radii, 8..15 angles.
 [[gnu::always_inline]] inline void normals(float* x, std::size_t groups, float mean, float std) {
   for (; groups > 0; --groups, x += 16) {
-#pragma GCC ivdep
     for (int j = 0; j < 8; ++j) {
       const float radius = __builtin_sqrtf(-2.0f * log32(1.0f - x[j]));
       const SinCos angle = sin_cos32(2.0f * std::numbers::pi_v<float> * x[j + 8]);
