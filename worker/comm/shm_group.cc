@@ -233,8 +233,10 @@ Result<void> ShmGroup::await_slowly(Operation& op, int local, Duration grace) {
       futex_wait(theirs.phase, seen, std::min<Duration>(kSlice, left));
     }
     theirs.waiters.fetch_sub(1, std::memory_order_seq_cst);
-    if (there) return {};
-    if (static_cast<std::int32_t>(theirs.phase.load(std::memory_order_acquire) - phase_) >= 0) return {};
+    if (there || static_cast<std::int32_t>(theirs.phase.load(std::memory_order_acquire) - phase_) >= 0) {
+      if (SteadyClock::now() < op.deadline() + grace) return {};
+      return fail(too_slow(op, local));  // each step comes in the end, but the deadline is of the whole operation
+    }
     Result<void> good = check_peers(op, since, grace);
     if (!good) return good;
   }
@@ -301,6 +303,14 @@ Error ShmGroup::timed_out(Operation& op, TimePoint since) {
   const double waited = std::chrono::duration<double>(SteadyClock::now() - since).count();
   return Error(Errc::timed_out, fmt::format("timed out after {:.1f} s in {} on rank {}; missing ranks: {}", waited,
                                             op.signature.describe(), rank(), missing));
+}
+
+Error ShmGroup::too_slow(Operation& op, int local) {
+  const int late = rank_of(local);
+  if (late < 64) op.missing |= std::uint64_t{1} << late;
+  return Error(Errc::timed_out,
+               fmt::format("timed out in {} on rank {}; missing ranks: {} (it came after the deadline)",
+                           op.signature.describe(), rank(), late));
 }
 
 void ShmGroup::wake_all() {

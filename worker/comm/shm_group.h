@@ -95,6 +95,7 @@ class ShmGroup {
   Result<void> check_peers(Operation& op, TimePoint since, Duration grace);
   bool somebody_is_stopped() const;
   Error timed_out(Operation& op, TimePoint since);
+  Error too_slow(Operation& op, int local);
   void wake_all();
 
   ShmSetup setup_;

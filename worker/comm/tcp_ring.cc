@@ -18,9 +18,10 @@ namespace {
 constexpr std::uint8_t kSignature = 1, kAbort = 2, kBye = 3, kPing = 4, kPong = 5;
 constexpr std::size_t kFrameHeader = 5, kMostPayload = 8192;
 constexpr int kSliceMs = 20;
-constexpr auto kPingPatience = std::chrono::milliseconds(500);
+constexpr auto kPingPatience =
+    std::chrono::milliseconds(1000);  // of a busy machine: it may not run a process for half of it
 // Neighbours that answer are themselves waiting for somebody; who knows more tells it within this time.
-constexpr auto kGrace = std::chrono::milliseconds(2500);
+constexpr auto kGrace = std::chrono::milliseconds(3000);
 
 std::string encode(const Signature& s) {
   WireWriter w;
