@@ -213,7 +213,9 @@ void Agent::Impl::handle(Current& c, Event& event) {
 
 void Agent::Impl::on_exit(Current& c, const WorkerExit& exit) {
   // Were we stopped ourselves, the guard may have killed them because the lease is over: that is no failure of theirs.
-  if (!c.stopping && !host && SteadyClock::now() >= client->lease_end() + kSilencePatience) on_lease_expired(c);
+  const bool guard_killed = !host && options.on_silence == OnSilence::stop && exit.status.signal == SIGKILL &&
+                            SteadyClock::now() >= client->lease_end() + kSilencePatience;
+  if (guard_killed && !c.stopping) on_lease_expired(c);
   if (exit.stopped_by_us || c.stopping) return;
   decide(c, c.policy.on_exit(exit.local_rank, exit.status.code, exit.status.signal, exit.at), exit.at);
 }

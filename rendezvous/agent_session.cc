@@ -64,7 +64,7 @@ asio::awaitable<void> AgentSession::run() {
   const auto self = shared_from_this();
   auto hello = co_await handshake();
   if (!hello) {
-    if (!closed_) log_warning("connection from {} refused: {}", peer_, hello.error().message());
+    if (!closed_ && handlers_.on_refused) handlers_.on_refused(*this, hello.error().message());
     close(hello.error().message());
     handlers_.on_end(*this, true, close_reason_);
     co_return;

@@ -22,6 +22,8 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   struct Handlers {
     std::function<void(AgentSession&, rdzv::AgentMessage)> on_agent;
     std::function<void(AgentSession&, rdzv::OperatorMessage)> on_operator;
+    // It did not open as an agent or operator of our version; on_end follows.
+    std::function<void(AgentSession&, const std::string& why)> on_refused;
     // The connection is over; `lost` = closed or reset by the peer or a protocol error, not silence.
     std::function<void(AgentSession&, bool lost, const std::string& why)> on_end;
     // All that was sent to an operator is out.

@@ -197,7 +197,11 @@ void Membership::scan(TimePoint now, Actions& out) {
       ++it;
     }
   }
-  for (const NodeId& id : closed) depart(id, "is lost: its connection closed", false, now, out);
+  for (const NodeId& id : closed) {
+    const auto found = nodes_.find(id);
+    depart(id, found != nodes_.end() && found->second.leaving ? "has gone" : "is lost: its connection closed", false,
+           now, out);
+  }
   for (const NodeId& id : silent) {
     depart(id, fmt::format("is lost: silent for {} s", seconds(lost_after())), true, now, out);
   }

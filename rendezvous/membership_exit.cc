@@ -30,16 +30,14 @@ void Membership::heard(const NodeId& node, TimePoint now) {
 
 Actions Membership::disconnected(const NodeId& id, TimePoint now) {
   Actions out;
-  if (residue_.erase(id) != 0) try_form(now, out);
+  if (const auto old = residue_.find(id); old != residue_.end()) {  // it has the same grace as a member
+    old->second = now + kCloseGrace - lost_after();
+    look_again_at(now + kCloseGrace);
+  }
   const auto found = nodes_.find(id);
   if (found == nodes_.end() || found->second.closed) return out;
   if (phase_ == Phase::ended) {
     erase(id, "the job had ended");
-    return out;
-  }
-  if (found->second.leaving) {  // its workers were stopped before it closed; nobody expects it back
-    erase(id, "left");
-    try_form(now, out);
     return out;
   }
   found->second.closed = now;

@@ -7,6 +7,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <exception>
 #include <map>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -24,8 +25,9 @@ namespace {
 
 constexpr std::size_t kNewsKept = 100;
 constexpr std::size_t kIdleJobsKept = 1'000;
-constexpr std::chrono::seconds kPulse{1};        // how often we notice that we did not run
-constexpr std::chrono::seconds kStall{2};        // a longer gap is our fault, not the agents'
+constexpr std::chrono::seconds kPulse{1};  // how often we notice that we did not run
+constexpr std::chrono::seconds kStall{2};  // a longer gap is our fault, not the agents'
+constexpr std::chrono::seconds kRefusalPause{10};
 constexpr std::chrono::seconds kReadMargin{10};  // beyond T_lost: after that nobody looks at the node any more
 
 }  // namespace
@@ -65,6 +67,9 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
       const auto self = weak.lock();
       if (self && !self->closed) self->desk->on_message(session, std::move(message));
     };
+    handlers.on_refused = [weak](AgentSession& session, const std::string& why) {
+      if (const auto self = weak.lock()) self->refused(session, why);
+    };
     handlers.on_drained = [weak](AgentSession& session) {
       const auto self = weak.lock();
       if (self && !self->closed) self->desk->on_drained(session);
@@ -80,6 +85,15 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     asio::co_spawn(io, session->run(), [session](std::exception_ptr failure) {
       if (failure) std::rethrow_exception(failure);
     });
+  }
+
+  // A scanner, or a cluster with another version, comes a thousand times: one line for the first, then one in a while.
+  void refused(const AgentSession& session, const std::string& why) {
+    ++counters.refused_connections;
+    const TimePoint now = SteadyClock::now();
+    if (next_refusal_line && now < *next_refusal_line) return;
+    next_refusal_line = now + kRefusalPause;
+    log_warning("connection from {} refused: {} so_far={}", session.peer(), why, counters.refused_connections);
   }
 
   Job& job_of(const RunId& run_id) {
@@ -324,6 +338,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   std::unordered_map<AgentSession*, std::shared_ptr<AgentSession>> sessions;
   std::function<void()> static_hook;
   ServerCounters counters;
+  std::optional<TimePoint> next_refusal_line;
   asio::steady_timer timer, pulse;
   std::optional<TimePoint> armed;
   TimePoint last_pulse;

@@ -12,6 +12,7 @@ namespace ddprun::rendezvous {
 // Counters since the start, for the metrics.
 struct ServerCounters {
   std::uint64_t agent_connections = 0;
+  std::uint64_t refused_connections = 0;  // no agents or operators of our version
   std::uint64_t rounds = 0;
   std::uint64_t restarts = 0;  // counted ones
   std::uint64_t worker_failures = 0;

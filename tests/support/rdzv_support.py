@@ -255,7 +255,7 @@ def run_together(class_name, width):
 def main():
     """python3 FILE [Class.test ...] or python3 FILE --together Class; exit 77 when all that was asked for was skipped."""
     if sys.argv[1:2] == ["--together"]:
-        run_together(sys.argv[2], 6)
+        run_together(sys.argv[2], 4)
     program = unittest.main(module="__main__", exit=False, verbosity=2)
     result = program.result
     if not result.wasSuccessful():

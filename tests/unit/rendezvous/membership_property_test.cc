@@ -112,6 +112,8 @@ class World {
           take(m_.stop("operator", now_));
         } else if (chance(10)) {
           drain(agent);
+        } else if (chance(20)) {
+          blip(agent);
         } else if (agent.doing == Agent::Doing::answered) {
           go(agent);
         }
@@ -260,6 +262,16 @@ class World {
     agent.doing = Agent::Doing::absent;
     agent.workers = false;
     if (agent.reachable) take(m_.disconnected(id, now_));
+  }
+
+  // The connection breaks, and the agent is back within the grace.
+  void blip(Agent& agent) {
+    if (!agent.reachable || agent.doing == Agent::Doing::absent) return;
+    note("loses its connection", agent);
+    take(m_.disconnected(agent.info.node_id, now_));
+    agent.reachable = false;
+    advance(milliseconds(random_() % 450));
+    if (agent.doing != Agent::Doing::absent) heal(agent);
   }
 
   // The way is open again: the agent, on a new connection, says who it is.
