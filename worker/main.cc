@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <chrono>
 #include <cstdio>
 #include <span>
@@ -36,6 +38,12 @@ int run(const std::vector<std::string>& arguments) {
     if (arguments[0] == "bench") return comm::bench_main(rest);
     if (arguments[0] == "tokenize") return tokenize(rest);
     if (arguments[0] == "plot") return plot(rest);
+  }
+  if (!arguments.empty() && !arguments[0].empty() && arguments[0][0] != '-') {
+    const std::vector<std::string> commands = {"bench", "plot", "tokenize"};
+    const auto near = nearest_name(arguments[0], commands);
+    return usage_error(fmt::format("unknown command '{}'{} (commands: bench, plot, tokenize; training: --config FILE)",
+                                   arguments[0], near ? ": did you mean '" + *near + "'?" : ""));
   }
   const OptionTable& table = option_table();
   auto options = table.parse(arguments, process_environment());

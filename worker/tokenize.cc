@@ -66,6 +66,7 @@ Result<void> run(const ParsedOptions& options) {
     tokenizer->encode(std::string_view(reinterpret_cast<const char*>(bytes->data()), bytes->size()), tokens);
     read_bytes += bytes->size();
   }
+  if (tokens.empty()) return Error(Errc::invalid_argument, options.rest()[0] + ": there is no text in it");
   const auto held_back =
       static_cast<std::size_t>(options.real("validation-share") * static_cast<double>(tokens.size()));
   const std::span<const std::uint16_t> all(tokens);

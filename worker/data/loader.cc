@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -24,6 +25,10 @@ constexpr std::size_t kAlign = 64;
 struct AlignedDelete {
   void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{kAlign}); }
 };
+
+std::size_t machine_bytes() {
+  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
 
 struct Slot {
   std::unique_ptr<std::byte, AlignedDelete> memory;
@@ -167,18 +172,21 @@ Result<std::unique_ptr<Loader>> Loader::create(std::shared_ptr<const Dataset> da
   const auto batch = static_cast<std::size_t>(std::min(options.batch_size, std::max<std::int64_t>(1, dataset->size())));
   const std::size_t input_bytes = (batch * dataset->spec().input_bytes() + kAlign - 1) / kAlign * kAlign;
   const std::size_t slot_bytes = input_bytes + batch * dataset->spec().target_bytes();
+  const auto no_memory = [&] {
+    return Error(Errc::system,
+                 fmt::format("no memory for batches: {} x {:.1f} MB (data.batch_size {}, num_workers {} x "
+                             "prefetch_factor {} + 1), this machine has {:.0f} MB. Lower one of them",
+                             slots, static_cast<double>(slot_bytes) / 1e6, options.batch_size, options.num_workers,
+                             options.prefetch_factor, static_cast<double>(machine_bytes()) / 1e6));
+  };
+  // The kernel promises more than there is and kills whoever takes it at its word.
+  if (slot_bytes > machine_bytes() / static_cast<std::size_t>(slots)) return no_memory();
   auto state = std::make_shared<State>(std::move(dataset), options);
   for (int i = 0; i < slots; ++i) {
     auto slot = std::make_unique<Slot>();
     slot->memory.reset(static_cast<std::byte*>(
         ::operator new (std::max<std::size_t>(slot_bytes, 1), std::align_val_t{kAlign}, std::nothrow)));
-    if (slot->memory == nullptr) {
-      return Error(Errc::system,
-                   fmt::format("no memory for batches: {} x {:.1f} MB (data.batch_size {}, num_workers {} x "
-                               "prefetch_factor {} + 1). Lower one of them",
-                               slots, static_cast<double>(slot_bytes) / 1e6, options.batch_size, options.num_workers,
-                               options.prefetch_factor));
-    }
+    if (slot->memory == nullptr) return no_memory();
     slot->inputs = slot->memory.get();
     slot->targets = slot->inputs + input_bytes;
     state->slots.push_back(std::move(slot));

@@ -167,14 +167,14 @@ TEST_F(TrainerHardTimes, OtherReadsThatHangEndTheRunToo) {
   fs::create_directories(path("val/a"));
   for (const char* name : {"1", "2"}) runner().write(fmt::format("val/a/{}.png", name), kPng);
   set("data.validation", path("val"));
-  set("data.read_timeout_s", "1");
+  set("data.read_timeout_s", "2");
   set("ddp.timeout_s", "1");
   {
     StuckFile stuck(path("val/a/2.png"));
     ASSERT_TRUE(stuck.held());
     const Finished ended = run(2);
     EXPECT_EQ(ended.code, 1) << said(ended);
-    EXPECT_THAT(ended.err, HasSubstr("trainer: rank 1: data.validation: batch 1 of epoch 1 was not read within 1 s"));
+    EXPECT_THAT(ended.err, HasSubstr("trainer: rank 1: data.validation: batch 1 of epoch 1 was not read within 2 s"));
     EXPECT_THAT(ended.err, HasSubstr("val/a/2.png"));
     EXPECT_EQ(own_lines(ended), 1) << said(ended);
   }

@@ -460,6 +460,21 @@ TEST_F(Trainer, SecondRunOnTheSameFolderIsRefused) {
   EXPECT_EQ(first.code, 75) << said(first);
 }
 
+// On a terminal: a bar that is wiped before each line, and the lines in the log file all the same.
+TEST_F(Trainer, ATerminalShowsABarAndTheLogFileTheLines) {
+  write_csv("data.csv", 40, 2);
+  set("log.every_steps", "5");
+  write_config();
+  const Finished shown =
+      runner().run({"/usr/bin/script", "-qec",
+                    std::string(DDPRUN_BINARY_DIR) + "/trainer --config " + path("config.yaml"), "/dev/null"});
+  EXPECT_EQ(shown.code, 0) << said(shown);
+  EXPECT_THAT(shown.out, HasSubstr("\r\x1b[Kepoch 1/2 ["));
+  EXPECT_THAT(shown.out, HasSubstr("\r\x1b[Kepoch 1/2 done: mean loss"));
+  EXPECT_THAT(shown.out, Not(HasSubstr("step 5/10")));
+  EXPECT_THAT(read("train.log"), HasSubstr("Z epoch 1/2 step 5/10 loss"));
+}
+
 TEST_F(Trainer, PlotAndTokenize) {
   write_csv("data.csv", 40, 2);
   set("output.metrics", path("m.jsonl"));
@@ -473,6 +488,12 @@ TEST_F(Trainer, PlotAndTokenize) {
   EXPECT_EQ(read("t.bin").size(), 1024U + 2 * 9);
   EXPECT_EQ(read("t-validation.bin").size(), 1024U + 2 * 2);
   EXPECT_EQ(runner().run({"trainer", "tokenize", path("a.txt")}).code, 2);
+  runner().write("empty.txt", "");
+  EXPECT_THAT(runner().run({"trainer", "tokenize", "-o", path("e"), path("empty.txt")}).err,
+              HasSubstr("no text in it"));
+  const Finished typo = runner().run({"trainer", "tokenise"});
+  EXPECT_EQ(typo.code, 2);
+  EXPECT_THAT(typo.err, HasSubstr("unknown command 'tokenise': did you mean 'tokenize'?"));
 }
 
 // Configurations that a CPU can run, for a few steps each.
