@@ -161,6 +161,33 @@ TEST_F(TrainerHardTimes, AStopDuringAReadThatHangsSavesAndEnds) {
   EXPECT_TRUE(fs::exists(path("ck/step-000000001/model.safetensors")));
 }
 
+// The epoch's steps are done and saved; a resumed run begins with the validation that was left out.
+TEST_F(TrainerHardTimes, AStopDuringTheValidationSavesAndGoesOn) {
+  use_pictures();
+  fs::create_directories(path("val/a"));
+  for (const char* name : {"1", "2"}) runner().write(fmt::format("val/a/{}.png", name), kPng);
+  set("data.validation", path("val"));
+  set("ddp.timeout_s", "1");
+  set("checkpoint.dir", path("ck"));
+  StuckFile stuck(path("val/a/2.png"));
+  ASSERT_TRUE(stuck.held());
+  {
+    Running job = start(2);
+    ASSERT_TRUE(job.wait_for("rank 1 has waited"));
+    job.signal(SIGTERM);
+    const Finished ended = job.wait();
+    EXPECT_EQ(ended.code, 75) << said(ended);
+    EXPECT_THAT(ended.out, HasSubstr("stopped by a signal after step 2; state saved"));
+    EXPECT_THAT(ended.out, Not(HasSubstr("epoch 1/1 done")));
+  }
+  stuck.release();
+  const Finished again = run(2);
+  EXPECT_EQ(again.code, 0) << said(again);
+  EXPECT_THAT(again.out, HasSubstr("at step 2"));
+  EXPECT_THAT(again.out, HasSubstr("epoch 1/1 done: mean loss"));
+  EXPECT_THAT(again.out, HasSubstr("finished after step 2"));
+}
+
 // In the validation, and while files are opened: each has its own way to wait.
 TEST_F(TrainerHardTimes, OtherReadsThatHangEndTheRunToo) {
   use_pictures();
