@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr auto kSlice = std::chrono::milliseconds(20);  // between looks at peers, verdict and deadline while waiting
+constexpr auto kLongestYield = std::chrono::milliseconds(3);  // about a time slice
 constexpr std::size_t kTextSize = 1900;
 
 std::size_t round_up(std::size_t value, std::size_t step) { return (value + step - 1) / step * step; }
@@ -209,10 +210,13 @@ Result<void> ShmGroup::await_all(Operation& op, Duration grace) {
       relax();
       there = static_cast<std::int32_t>(phase.load(std::memory_order_acquire) - phase_) >= 0;
     }
-    // The peer may be waiting for this very core: let it run before sleeping.
+    // The peer may be waiting for this very core: let it run before sleeping. When that takes long, others than the
+    // ranks use the cores: each yield may cost all their time slices then, and nothing else is looked at meanwhile.
+    const TimePoint yield_until = there || yield_turns_ == 0 ? TimePoint() : SteadyClock::now() + kLongestYield;
     for (int i = 0; !there && i < yield_turns_; ++i) {
       ::sched_yield();
       there = static_cast<std::int32_t>(phase.load(std::memory_order_acquire) - phase_) >= 0;
+      if (!there && SteadyClock::now() >= yield_until) break;
     }
     if (there) continue;
     Result<void> came = await_slowly(op, p, grace);
