@@ -99,6 +99,11 @@ class Judge {
       } else {
         add(Level::ok, "GPUs", "none: " + host_.gpu_problem);
       }
+      if (!options_.devices.empty()) {
+        add(Level::warning, "GPUs",
+            fmt::format("--devices={} only sets CUDA_VISIBLE_DEVICES here: no GPU of NVIDIA's is found",
+                        fmt::join(options_.devices, ",")));
+      }
       return;
     }
     std::int64_t usable = host_.visible_gpus.value_or(*host_.gpus);

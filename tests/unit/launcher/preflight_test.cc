@@ -64,6 +64,14 @@ TEST(Preflight, MoreWorkersThanGpus) {
   EXPECT_THAT(words(good_host(), options), ElementsAre(HasSubstr("error GPUs: --devices: there is no GPU 9")));
 }
 
+TEST(Preflight, DevicesWithoutADriver) {
+  auto host = good_host();
+  host.gpus.reset();
+  auto options = job(2);
+  options.devices = {"0", "1"};
+  EXPECT_THAT(words(host, options), ElementsAre(HasSubstr("--devices=0,1 only sets CUDA_VISIBLE_DEVICES here")));
+}
+
 TEST(Preflight, DriverThatDoesNotAnswer) {
   auto host = good_host();
   host.gpus.reset();
