@@ -88,7 +88,7 @@ Result<void> restore(Session& s) {
                                [config = s.config.checkpoint] { return choose_checkpoint(config); });
   if (!chosen) return std::move(chosen).error();
   s.directory = std::move(chosen->directory);
-  s.notes = std::move(chosen->notes);
+  s.notes.insert(s.notes.end(), chosen->notes.begin(), chosen->notes.end());
   if (!chosen->checkpoint) return {};
   const checkpoint::LoadedCheckpoint& loaded = *chosen->checkpoint;
   if (loaded.state.samples != s.train_data->size()) {

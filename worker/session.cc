@@ -66,20 +66,18 @@ Result<std::unique_ptr<engine::Kernels>> make_kernels(Session& s) {
   if (!gpu) return std::move(gpu).error();
   if (*gpu == nullptr) return engine::make_cpu_kernels(s.config.precision.dtype);
   if (!s.config.data.pin_memory) {
-    return Error(
-        Errc::invalid_argument,
-        "data.pin_memory: false cannot be had on a GPU: batches go through two page-locked buffers of a batch's "
-        "size. Leave the key out");
-  }
-  if (s.config.ddp.reducer.compression != "none") {
     return Error(Errc::invalid_argument,
-                 fmt::format("ddp.compression {} works on CPU collectives only; on GPUs use compression: none and "
-                             "precision.dtype: bf16",
-                             s.config.ddp.reducer.compression));
+                 "data.pin_memory: false cannot be had on a GPU: batches go through page-locked buffers of at most "
+                 "32 MiB. Leave the key out");
   }
   auto device = (*gpu)->open(static_cast<int>(s.env.rank.value), static_cast<int>(s.env.local_rank.value));
   if (!device) return std::move(device).error();
   s.device = *device;
+  s.notes.push_back((*gpu)->versions());
+  s.config.ddp.reducer.cast = [backend = *gpu](comm::DType from, comm::DType to, const void* in, void* out,
+                                               std::size_t count) {
+    backend->cast(from, to, in, out, static_cast<std::int64_t>(count));
+  };
   return (*gpu)->make_kernels(s.config.precision.dtype, s.config.precision.tf32);
 }
 
@@ -169,6 +167,13 @@ Result<void> make_reducer(Session& s) {
   auto reducer = ddp::Reducer::create(*s.communicator, parameter_infos(*s.store), order, s.config.ddp.reducer);
   if (!reducer) return std::move(reducer).error();
   s.reducer = std::move(*reducer);
+  Result<void> placed;
+  for (const ddp::BucketView& view : s.reducer->buckets()) {
+    if (s.device == nullptr || !placed) break;
+    placed = s.device->check_on_device(view.buffer.data, fmt::format("gradient bucket {}", view.index));
+  }
+  placed = s.together(std::move(placed));
+  if (!placed) return placed;
   for (const ddp::ParamId id : order) s.store->set_gradient(engine::ParamId{id}, s.reducer->gradient_bytes(id));
   return make_optimizer(s);
 }

@@ -7,6 +7,7 @@
 
 #include "worker/cuda/device_api_real.h"
 #include "worker/cuda/nccl_api_real.h"
+#include "worker/kernels/cuda/launch.h"
 #include "worker/kernels/cuda_kernels.h"
 
 namespace ddprun::cuda {
@@ -30,7 +31,8 @@ class Backend final : public DeviceBackend {
     int count = 0;
     const int status = api_->device_count(&count);
     if (status == DeviceApi::kSuccess) return count;
-    return Error(Errc::system, fmt::format("cudaGetDeviceCount: {}", api_->error_text(status)));
+    // No rank is known here yet.
+    return Error(Errc::system, describe_failure(-1, "CUDA", "cudaGetDeviceCount", status, api_->error_text(status)));
   }
 
   Result<DeviceContext*> open(int rank, int local_rank) override {
@@ -48,6 +50,12 @@ class Backend final : public DeviceBackend {
     return engine::make_cuda_kernels(*context_, {precision, tf32});
   }
 
+  void cast(engine::DType from, engine::DType to, const void* in, void* out, std::int64_t count) override {
+    if (!context_ || !context_->status()) return;
+    engine::gpu::convert(static_cast<engine::gpu::Stream>(context_->compute()), from, to, in, out, count);
+    context_->note_launches("cast of gradients");
+  }
+
  private:
   std::unique_ptr<DeviceApi> api_ = make_device_api();
   std::unique_ptr<comm::NcclApi> nccl_ = make_nccl_api();
@@ -57,7 +65,7 @@ class Backend final : public DeviceBackend {
 }  // namespace
 }  // namespace ddprun::cuda
 
-extern "C" __attribute__((visibility("default"))) ddprun::cuda::DeviceBackend* ddprun_cuda_backend_v1() {
+extern "C" __attribute__((visibility("default"))) ddprun::cuda::DeviceBackend* ddprun_cuda_backend_v2() {
   // Lives as long as the process: destroying a context while the CUDA runtime unloads is undefined.
   static auto* backend = new ddprun::cuda::Backend;
   return backend;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,9 @@ class DeviceBackend {
   virtual comm::NcclApi& nccl() = 0;  // works before open(); no device is touched by its unique ids
   // After open(). tf32: f32 products on tensor cores. Errors: as make_cuda_kernels.
   virtual Result<std::unique_ptr<engine::Kernels>> make_kernels(engine::DType precision, bool tf32) = 0;
+  // After open(): rounds device memory from one of f32, bf16, f16 to another, on the compute stream. Failures show in
+  // the context's status().
+  virtual void cast(engine::DType from, engine::DType to, const void* in, void* out, std::int64_t count) = 0;
 };
 
 // Loads the library once: beside the program, in ../lib, then by the loader's search. Errors: not_found naming the
@@ -33,4 +37,4 @@ Result<DeviceBackend*> load_backend();
 }  // namespace ddprun::cuda
 
 // The one symbol that libddprun_cuda.so exports.
-extern "C" ddprun::cuda::DeviceBackend* ddprun_cuda_backend_v1();
+extern "C" ddprun::cuda::DeviceBackend* ddprun_cuda_backend_v2();

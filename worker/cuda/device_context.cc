@@ -39,7 +39,8 @@ std::string gibibytes(std::size_t bytes) { return fmt::format("{:.2f} GiB", stat
 
 std::string describe_failure(int rank, std::string_view library, std::string_view call, int status,
                              std::string_view text) {
-  std::string sentence = fmt::format("rank {}: {} call {} failed with {} ({})", rank, library, call, status, text);
+  std::string sentence = rank < 0 ? std::string() : fmt::format("rank {}: ", rank);
+  sentence += fmt::format("{} call {} failed with {} ({})", library, call, status, text);
   if (const std::string_view what_to_do = remedy(text); !what_to_do.empty())
     sentence += fmt::format("; {}", what_to_do);
   return sentence;

@@ -14,7 +14,8 @@
 
 namespace ddprun::cuda {
 
-// Sentence for a failed CUDA, cuBLAS or cuDNN call: rank, library, call, number, the library's text and a remedy.
+// Sentence for a failed CUDA, cuBLAS or cuDNN call: rank (below 0: none yet), library, call, number, the library's text
+// and a remedy.
 std::string describe_failure(int rank, std::string_view library, std::string_view call, int status,
                              std::string_view text);
 

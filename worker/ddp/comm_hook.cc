@@ -30,10 +30,10 @@ class PlainHook final : public CommHook {
 
 std::unique_ptr<CommHook> make_plain_hook() { return std::make_unique<PlainHook>(); }
 
-Result<std::unique_ptr<CommHook>> make_hook(std::string_view name) {
+Result<std::unique_ptr<CommHook>> make_hook(std::string_view name, CastElements cast) {
   if (name == "none") return make_plain_hook();
-  if (name == "fp16") return make_cast_hook(comm::DType::f16);
-  if (name == "bf16") return make_cast_hook(comm::DType::bf16);
+  if (name == "fp16") return make_cast_hook(comm::DType::f16, std::move(cast));
+  if (name == "bf16") return make_cast_hook(comm::DType::bf16, std::move(cast));
   constexpr std::string_view kPowerSgd = "powersgd";
   if (name.substr(0, kPowerSgd.size()) == kPowerSgd) {
     std::string_view rest = name.substr(kPowerSgd.size());

@@ -54,13 +54,14 @@ Result<void> Reducer::build(std::vector<ParamId> ready_order, const ReducerOptio
   Result<void> same = check_same_model(communicator_, parameters_, buckets_);
   if (!same) return same;
 
-  if (communicator_.device_memory() && options.compression != "none") {
-    return Error(Errc::invalid_argument,
-                 fmt::format("compression {} works on CPU memory only; use compression none with backend nccl",
-                             options.compression));
+  const bool casts = options.compression == "fp16" || options.compression == "bf16";
+  if (communicator_.device_memory() && options.compression != "none" && !(casts && options.cast)) {
+    return Error(
+        Errc::invalid_argument,
+        fmt::format("compression {} works on CPU memory only; on GPUs use none, fp16 or bf16", options.compression));
   }
   const bool compress = options.force_compression || communicator_.crosses_hosts();
-  auto hook = make_hook(compress ? options.compression : "none");
+  auto hook = make_hook(compress ? options.compression : "none", options.cast);
   if (!hook) return hook.error();
   hook_ = std::move(hook).value();
 

@@ -20,6 +20,7 @@ struct ReducerOptions {
   bool overlap = true;               // false: all buckets start in finish()
   std::string compression = "none";  // see make_hook()
   bool force_compression = false;    // false: compression is used only where ranks are on several hosts
+  CastElements cast;                 // needed for compression of device memory
 };
 
 enum class Sync : std::uint8_t {

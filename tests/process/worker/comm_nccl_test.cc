@@ -38,6 +38,7 @@ class FakeBackend final : public cuda::DeviceBackend {
   Result<std::unique_ptr<engine::Kernels>> make_kernels(engine::DType, bool) override {
     return Error(Errc::not_found, "no kernels here");
   }
+  void cast(engine::DType, engine::DType, const void*, void*, std::int64_t) override {}
 
   testing::NcclLog log;
   testing::FakeDevice device{log};
