@@ -10,7 +10,7 @@
 #include <map>
 #include <set>
 
-#include "worker/kernels/low_precision.h"
+#include "worker/half.h"
 
 namespace ddprun::emulated {
 
@@ -279,14 +279,14 @@ const char* name_of(Type type) { return type == Type::f32 ? "f32" : type == Type
 double load(Type type, const void* memory, std::int64_t i) {
   if (type == Type::f32) return static_cast<double>(static_cast<const float*>(memory)[i]);
   const std::uint16_t bits = static_cast<const std::uint16_t*>(memory)[i];
-  return static_cast<double>(type == Type::bf16 ? engine::from_bf16(bits) : engine::from_f16(bits));
+  return static_cast<double>(type == Type::bf16 ? bf16_to_f32(bits) : f16_to_f32(bits));
 }
 void store(Type type, void* memory, std::int64_t i, double value) {
   const auto narrow = static_cast<float>(value);
   if (type == Type::f32) {
     static_cast<float*>(memory)[i] = narrow;
   } else {
-    static_cast<std::uint16_t*>(memory)[i] = type == Type::bf16 ? engine::to_bf16(narrow) : engine::to_f16(narrow);
+    static_cast<std::uint16_t*>(memory)[i] = type == Type::bf16 ? f32_to_bf16(narrow) : f32_to_f16(narrow);
   }
 }
 
