@@ -105,6 +105,8 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
     TimePoint failed_at;
     std::optional<rdzv::DoneResult> done;
     TimePoint done_at;
+    std::optional<TimePoint> die_at;   // as last told to the guard
+    bool guard_fired = false;          // we did not run until that time had passed
     std::optional<TimePoint> kill_at;  // the lease ran out while they were being stopped with more patience
     int signal = 0;                    // that we were told to stop with
   };
@@ -129,7 +131,7 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
   void on_stopped(Current& c);
   JobOutcome after_signal(int signal) const;
   void on_lease_expired(Current& c);
-  void tell_lease() const;
+  void tell_lease();
   void on_stop_request(Current& c, int signal);
   void on_message(Current& c, rdzv::ServerMessage& message);
   void on_shutdown(Current& c, rdzv::Shutdown shutdown);

@@ -212,10 +212,13 @@ void Agent::Impl::handle(Current& c, Event& event) {
 }
 
 void Agent::Impl::on_exit(Current& c, const WorkerExit& exit) {
-  // Were we stopped ourselves, the guard may have killed them because the lease is over: that is no failure of theirs.
-  const bool guard_killed = !host && options.on_silence == OnSilence::stop && exit.status.signal == SIGKILL &&
-                            SteadyClock::now() >= client->lease_end() + kSilencePatience;
-  if (guard_killed && !c.stopping) on_lease_expired(c);
+  // Were we stopped ourselves, the guard has killed them because the lease was over: that is no failure of theirs.
+  const bool late = c.guard_fired || (c.die_at && SteadyClock::now() >= *c.die_at);
+  if (late && exit.status.signal == SIGKILL && !c.stopping && !c.verdict && !c.done) {
+    log_warning("this process did not run for longer than the lease, so its guard killed the workers: joining again");
+    c.verdict = Again();
+    begin_stop(c, SIGTERM, milliseconds(0));
+  }
   if (exit.stopped_by_us || c.stopping) return;
   decide(c, c.policy.on_exit(exit.local_rank, exit.status.code, exit.status.signal, exit.at), exit.at);
 }
@@ -300,11 +303,14 @@ void Agent::Impl::on_lease_expired(Current& c) {
 
 // If we are stopped (SIGSTOP, a debugger, a suspended machine) nobody looks at the lease here. Where the rendezvous is
 // in this process it is stopped as well, and no other world can form.
-void Agent::Impl::tell_lease() const {
+void Agent::Impl::tell_lease() {
   if (!hooks.workers_die_at || host || options.on_silence == OnSilence::keep) return;
-  const bool workers = current && current->started && !current->stopped;
   std::optional<TimePoint> when;
-  if (workers) when = client->lease_end() + kSilencePatience + kGuardDelay;
+  if (current && current->started && !current->stopped) {
+    if (current->die_at && SteadyClock::now() >= *current->die_at) current->guard_fired = true;
+    when = client->lease_end() + kSilencePatience + kGuardDelay;
+    current->die_at = when;
+  }
   hooks.workers_die_at(when);
 }
 

@@ -34,6 +34,23 @@ class OneWorld(RendezvousTest):
         self.end_well(*nodes.values())
         self.assert_one_world_at_a_time()
 
+    def test_kill_by_the_guard_is_no_failure_although_the_daemon_died_meanwhile(self):
+        daemon = self.serve()
+        nodes = {n: self.node(n, self.endpoint, conf=SHORT) for n in "ab"}
+        first = self.wait_for_world(2)
+        stopped = next(w for w in first if w["host"] == "a")
+        nodes["a"].signal(signal.SIGSTOP)
+        # Dead before the daemon calls the node lost.
+        poll("the guard killed the worker", lambda: not running(stopped["pid"]))
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        nodes["a"].signal(signal.SIGCONT)
+        self.serve("daemon2")
+        second = self.wait_for_world(2, newer_than=first[0]["round"])
+        self.assertEqual({w["restart"] for w in second}, {0})
+        self.end_well(*nodes.values())
+        self.assert_one_world_at_a_time()
+
     def test_node_that_hosts_the_rendezvous_may_be_stopped_and_go_on(self):
         node = self.node("alone", self.endpoint, nnodes="1", conf=SHORT)
         (worker,) = self.wait_for_world(1)
