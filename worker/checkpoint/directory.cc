@@ -113,7 +113,8 @@ std::optional<std::int64_t> step_of_folder(const std::string& name) {
   std::int64_t step = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
   if (error != std::errc() || end != digits.data() + digits.size() || step < 0) return std::nullopt;
-  return step;
+  // Only names that we give: "step-40" is somebody else's, and no path of ours would find it.
+  return folder_name(step) == name ? std::optional(step) : std::nullopt;
 }
 
 Result<CheckpointDirectory> CheckpointDirectory::open(const std::string& path) {
@@ -155,6 +156,7 @@ std::string CheckpointDirectory::path_of(std::int64_t step) const { return path_
 Result<void> CheckpointDirectory::write(std::int64_t step, const std::vector<FileContent>& files) const {
   const std::string working = path_ + "/" + std::string(kWriting) + folder_name(step);
   std::error_code ignored;
+  fs::create_directories(path_, ignored);  // somebody may have removed it meanwhile; mkdir says what is wrong
   fs::remove_all(working, ignored);
   Result<void> done;
   if (::mkdir(working.c_str(), 0777) != 0) {

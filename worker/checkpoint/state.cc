@@ -7,7 +7,8 @@ namespace {
 
 constexpr int kVersion = 1;
 
-// One list of the fields for both directions.
+// One list of the fields for both directions. `required`: version 1 always had it.
+enum class Field : bool { later, required };
 template <typename State, typename Visitor>
 void visit(State& s, Visitor&& v) {
   v("step", s.step);
@@ -22,6 +23,11 @@ void visit(State& s, Visitor&& v) {
   v("skipped_steps", s.skipped_steps);
   v("scale", s.scale);
   v("growth_tracker", s.growth_tracker);
+  v("schedule_batch", s.schedule_batch, Field::later);
+  v("schedule_epoch", s.schedule_epoch, Field::later);
+  v("run_id", s.run_id, Field::later);
+  v("round", s.round, Field::later);
+  v("restart_count", s.restart_count, Field::later);
   v("index_bytes", s.index_bytes);
 }
 
@@ -30,7 +36,7 @@ void visit(State& s, Visitor&& v) {
 std::string to_json(const TrainState& state) {
   nlohmann::ordered_json json;
   json["version"] = kVersion;
-  visit(state, [&json](const char* name, const auto& value) { json[name] = value; });
+  visit(state, [&json](const char* name, const auto& value, Field = Field::required) { json[name] = value; });
   return json.dump(2) + "\n";
 }
 
@@ -42,9 +48,10 @@ Result<TrainState> state_from_json(const std::string& text) {
   }
   TrainState state;
   std::string wrong;
-  visit(state, [&json, &wrong](const char* name, auto& value) {
+  visit(state, [&json, &wrong](const char* name, auto& value, Field field = Field::required) {
     if (!wrong.empty()) return;
     const auto found = json.find(name);
+    if (found == json.end() && field == Field::later) return;
     if (found == json.end()) {
       wrong = std::string("'") + name + "' is missing";
       return;
@@ -56,7 +63,8 @@ Result<TrainState> state_from_json(const std::string& text) {
     }
   });
   if (!wrong.empty()) return Error(Errc::malformed, wrong);
-  if (state.step < 0 || state.epoch < 0 || state.cursor < 0) return Error(Errc::malformed, "a negative position");
+  if (state.step < 0 || state.epoch < 0 || state.cursor < 0 || state.schedule_batch < 0 || state.schedule_epoch < 0)
+    return Error(Errc::malformed, "a negative position");
   return state;
 }
 

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -112,6 +113,14 @@ TEST(TrainState, RoundTrip) {
   ASSERT_TRUE(again) << again.error().message();
   EXPECT_EQ(to_json(*again), to_json(state));
   EXPECT_EQ(again->epoch_loss_sum, 0.1);
+  // What version 1 did not have at first may be missing.
+  std::string older = to_json(TrainState());
+  for (const char* name : {"schedule_batch", "schedule_epoch", "run_id", "round", "restart_count"}) {
+    const std::size_t at = older.find(fmt::format("  \"{}\"", name));
+    ASSERT_NE(at, std::string::npos);
+    older.erase(at, older.find('\n', at) + 1 - at);
+  }
+  EXPECT_TRUE(state_from_json(older));
   EXPECT_FALSE(state_from_json("{}"));
   EXPECT_FALSE(state_from_json("{\"version\": 1}"));
   EXPECT_FALSE(state_from_json("nonsense"));
@@ -309,6 +318,35 @@ TEST_F(Directory, RemainsOfAKilledWriterDoNoHarm) {
   EXPECT_EQ(resume->checkpoint->state.step, 2);
   save(3, 3, 3);
   EXPECT_THAT(names(), ElementsAre(".lock", "latest", "step-000000001", "step-000000002", "step-000000003"));
+}
+
+// "step-40" is not a name that this program gives: it is left alone and no reason for anything.
+TEST_F(Directory, OtherNamesAreNotOurs) {
+  auto opened = CheckpointDirectory::open(folder_ + "/ck");
+  ASSERT_TRUE(opened);
+  const CheckpointDirectory& folder = *opened;
+  for (const char* name : {"step-40", "step-0000000040", "step-00000040x", "step-", "Step-000000040"}) {
+    EXPECT_EQ(step_of_folder(name), std::nullopt) << name;
+    std::filesystem::create_directory(folder_ + "/ck" + "/" + name);
+  }
+  EXPECT_EQ(step_of_folder("step-000000040"), 40);
+  EXPECT_EQ(step_of_folder("step-1234567890"), 1234567890);
+  EXPECT_THAT(folder.steps().value(), ElementsAre());
+  auto newest = load_newest(folder);
+  ASSERT_TRUE(newest) << newest.error().message();
+  EXPECT_FALSE(newest->checkpoint);
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/ck" + "/step-40"));
+}
+
+// Somebody tidies up while the run is under way.
+TEST_F(Directory, ARemovedFolderIsMadeAgain) {
+  auto opened = CheckpointDirectory::open(folder_ + "/ck");
+  ASSERT_TRUE(opened);
+  const CheckpointDirectory& folder = *opened;
+  std::filesystem::remove_all(folder_ + "/ck");
+  auto written = folder.write(7, {});
+  ASSERT_TRUE(written) << written.error().message();
+  EXPECT_THAT(folder.steps().value(), ElementsAre(7));
 }
 
 TEST_F(Directory, AFailedSaveLeavesTheOthers) {
