@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <optional>
 #include <thread>
 
 #include "common/clock.h"
@@ -16,6 +17,7 @@
 #include "worker/evaluate.h"
 #include "worker/leak_check.h"
 #include "worker/optim/clip.h"
+#include "worker/pace.h"
 #include "worker/progress.h"
 #include "worker/run_error.h"
 #include "worker/run_outputs.h"
@@ -73,6 +75,10 @@ class TrainLoop {
     return s_.state.epoch >= s_.config.train.epochs ||
            (s_.config.train.max_steps > 0 && s_.state.step >= s_.config.train.max_steps);
   }
+  double learning_rate() const {
+    const checkpoint::TrainState& at = s_.state;
+    return s_.config.schedule.at(pace_->schedule_position(at.step, at.epoch, at.cursor));
+  }
   // While one rank reads or writes files the others wait for it much longer than for a gradient.
   std::chrono::milliseconds file_timeout() const {
     constexpr std::chrono::minutes kSpare{1};
@@ -87,7 +93,8 @@ class TrainLoop {
   SlowRead slow_read_;
   const std::int64_t batch_;
   bool others_wait_ = true;  // perhaps some rank's next batch is not there yet
-  std::int64_t steps_per_epoch_ = 0, total_steps_ = 0;
+  std::int64_t steps_per_epoch_ = 0;
+  std::optional<Pace> pace_;
   std::int64_t step_in_epoch_ = 0;
   struct MicroLoss {
     engine::Kernels::PendingRead mean;
@@ -107,10 +114,12 @@ class TrainLoop {
 void TrainLoop::plan_length() {
   const std::int64_t share = s_.sampler->samples_per_rank();
   steps_per_epoch_ = (share + samples_per_step() - 1) / samples_per_step();
-  total_steps_ = steps_per_epoch_ * s_.config.train.epochs;
-  if (s_.config.train.max_steps > 0) total_steps_ = std::min(total_steps_, s_.config.train.max_steps);
-  optim::Schedule& schedule = s_.config.schedule;
-  if (schedule.total_steps == 0) schedule.total_steps = total_steps_;
+  const RunBounds bounds{s_.config.train.epochs, s_.config.train.max_steps, s_.config.schedule.total_steps};
+  const EpochShape here{samples_per_step() * s_.world_size(), steps_per_epoch_};
+  pace_.emplace(bounds, here, EpochShape{s_.state.schedule_batch, s_.state.schedule_epoch});
+  s_.state.schedule_batch = pace_->begun().batch;
+  s_.state.schedule_epoch = pace_->begun().steps;
+  s_.config.schedule.total_steps = pace_->schedule_total();
 }
 
 // All files that the run writes: what cannot be written is found before the first step.
@@ -169,7 +178,7 @@ Result<void> TrainLoop::run_epoch(bool& stopped) {
   others_wait_ = true;
   while (left > 0) {
     const TimePoint started = SteadyClock::now();
-    const double lr = s_.config.schedule.at(s_.state.step);
+    const double lr = learning_rate();
     const double scale = s_.scaler.scale();
     auto result = step(left);
     if (!result) return std::move(result).error();
@@ -330,7 +339,7 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
     optim::GradientFactors factors;
     factors.unscale = s_.scaler.inverse();
     factors.clip = optim::clip_factor(gradients.norm, s_.config.clip_grad_norm);
-    s_.optimizer->step(s_.config.schedule.at(s_.state.step), factors);
+    s_.optimizer->step(learning_rate(), factors);
   }
   if (s_.config.precision.scale_loss) s_.scaler.update(result.skipped);
 
@@ -390,7 +399,7 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
   progress.loss = result.loss;
   progress.lr = lr;
   const double per_step = seconds_since(run_start_) / static_cast<double>(steps_done_);
-  progress.eta_s = per_step * static_cast<double>(std::max<std::int64_t>(0, total_steps_ - s_.state.step));
+  progress.eta_s = per_step * static_cast<double>(pace_->steps_left(s_.state.step, s_.state.epoch, step_in_epoch_));
   const bool due = s_.state.step % s_.config.log.every_steps == 0;
   if (due || samples_per_s_ == 0) samples_per_s_ = static_cast<double>(window_samples_) / seconds_since(window_start_);
   progress.samples_per_s = samples_per_s_;

@@ -6,14 +6,15 @@
 
 namespace ddprun::optim {
 
-double Schedule::at(std::int64_t t) const {
-  if (t < warmup_steps) {
-    const double progress = static_cast<double>(t) / static_cast<double>(warmup_steps);
+double Schedule::at(double t) const {
+  const auto warmup = static_cast<double>(warmup_steps);
+  if (t < warmup) {
+    const double progress = t / warmup;
     return lr * (warmup_factor + (1 - warmup_factor) * progress);
   }
-  const std::int64_t s = t - warmup_steps;
+  const double s = t - warmup;
   const double span = static_cast<double>(std::max<std::int64_t>(total_steps - warmup_steps, 1));
-  const double progress = std::min(1.0, static_cast<double>(s) / span);
+  const double progress = std::min(1.0, s / span);
   switch (kind) {
     case ScheduleKind::constant:
       return lr;
@@ -22,10 +23,12 @@ double Schedule::at(std::int64_t t) const {
     case ScheduleKind::linear:
       return lr + (min_lr - lr) * progress;
     case ScheduleKind::step:
-      return lr * std::pow(gamma, static_cast<double>(s / std::max<std::int64_t>(step_size, 1)));
+      return lr * std::pow(gamma, std::floor(s / static_cast<double>(std::max<std::int64_t>(step_size, 1))));
     case ScheduleKind::multi_step:
-      return lr * std::pow(gamma, static_cast<double>(std::count_if(milestones.begin(), milestones.end(),
-                                                                    [s](std::int64_t m) { return s >= m; })));
+      return lr * std::pow(gamma,
+                           static_cast<double>(std::count_if(milestones.begin(), milestones.end(), [s](std::int64_t m) {
+                             return s >= static_cast<double>(m);
+                           })));
   }
   return lr;
 }

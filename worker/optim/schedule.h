@@ -7,7 +7,8 @@ namespace ddprun::optim {
 
 enum class ScheduleKind : std::uint8_t { constant, cosine, step, multi_step, linear };
 
-// Learning rate as a pure function of the step (or epoch) t, from 0. During warm-up lr rises linearly from
+// Learning rate as a pure function of the step (or epoch) t, from 0; t need not be whole: a run that goes on with
+// another world size stands between two steps of the one that it began with. During warm-up lr rises linearly from
 // warmup_factor * lr to lr; the schedule proper starts at its own t = 0 when warm-up ends (torch's SequentialLR).
 struct Schedule {
   ScheduleKind kind = ScheduleKind::constant;
@@ -20,7 +21,7 @@ struct Schedule {
   double gamma = 0.1;                         // step, multi_step
   std::vector<std::int64_t> milestones = {};  // multi_step
 
-  double at(std::int64_t t) const;
+  double at(double t) const;
 };
 
 }  // namespace ddprun::optim

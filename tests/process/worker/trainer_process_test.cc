@@ -159,6 +159,46 @@ TEST_F(Trainer, AnotherWorldSizeLosesAndRepeatsNoSample) {
   EXPECT_EQ(std::set<int>(used.begin(), used.end()).size(), 94U);
 }
 
+// The learning rate goes down with the progress in the data: no jump, and the end where it should be.
+TEST_F(Trainer, TheScheduleGoesOnWithAnotherWorldOrBatch) {
+  write_csv("data.csv", 80, 2);
+  set("train.epochs", "2");
+  set("optimizer.lr", "0.01");
+  set("schedule.name", "linear");
+  set("schedule.warmup_steps", "4");
+  const int ways[][4] = {{1, 2, 2, 2}, {2, 2, 1, 2}, {1, 2, 1, 5}, {2, 5, 3, 1}};  // ranks and batch, then and now
+  int way = 0;
+  for (const auto& [ranks, batch, then_ranks, then_batch] : ways) {
+    SCOPED_TRACE(++way);
+    const int begun = ranks * batch, now = then_ranks * then_batch;
+    const int first = 80 / begun / 2;
+    set("checkpoint.dir", path(fmt::format("ck{}", way)));
+    set("output.metrics", path(fmt::format("m{}.jsonl", way)));
+    set("data.batch_size", std::to_string(batch));
+    set("checkpoint.every_steps", std::to_string(first));
+    // A killed run's folder: the newest checkpoint, in the middle of the first epoch, is all that is left.
+    set("checkpoint.keep", "99");
+    expect_ok(run(ranks));
+    for (const auto& entry : fs::directory_iterator(path(fmt::format("ck{}", way)))) {
+      const std::string name = entry.path().filename().string();
+      if (name != fmt::format("step-{:09}", first) && name[0] != '.') fs::remove_all(entry.path());
+    }
+    set("data.batch_size", std::to_string(then_batch));
+    expect_ok(run(then_ranks));
+    const auto lines = metrics(fmt::format("m{}.jsonl", way));
+    const double total = 2.0 * (80 / begun);
+    int used = 0;  // of both epochs
+    for (const Json& line : lines) {
+      const double t = static_cast<double>(used) / begun;
+      const double right = t < 4 ? 0.01 * t / 4 : 0.01 * (1 - (t - 4) / (total - 4));
+      EXPECT_NEAR(line["lr"].get<double>(), right, 1e-9) << line;
+      const int epoch_left = 80 - used % 80;
+      used += std::min(epoch_left, line["step"].get<int>() <= first ? begun : now);
+    }
+    EXPECT_EQ(used, 160);
+  }
+}
+
 TEST_F(Trainer, AKilledRunsFilesAreCutBackToItsCheckpoint) {
   write_csv("data.csv", 40, 2);
   set("data.batch_size", "1");
