@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "common/log.h"
 #include "worker/ddp/sync_metrics.h"
@@ -37,26 +38,59 @@ std::chrono::milliseconds wait_slice(std::chrono::milliseconds collective_timeou
   return std::min(std::chrono::milliseconds(2000), collective_timeout / 4);
 }
 
-Result<BatchWaitResult> wait_for_batch(comm::Communicator& communicator, data::Loader& loader, bool meet,
-                                       std::chrono::milliseconds slice, SlowRead& slow,
-                                       const std::function<bool()>& stop_requested) {
+BatchWait::BatchWait(comm::Communicator& communicator, data::Loader& loader,
+                     std::chrono::milliseconds collective_timeout, SlowRead& slow, std::function<bool()> stop_requested)
+    : communicator_(communicator),
+      loader_(loader),
+      slice_(wait_slice(collective_timeout)),
+      between_votes_(std::min(std::chrono::milliseconds(5000), collective_timeout / 4)),
+      slow_(slow),
+      stop_requested_(std::move(stop_requested)),
+      voted_at_(SteadyClock::now()) {}
+
+void BatchWait::begin_step() { voted_at_ = SteadyClock::now(); }
+
+Result<BatchWait::Vote> BatchWait::vote(const Vote& mine) {
+  double counts[4] = {mine.waiting ? 1.0 : 0.0, mine.no_data ? 1.0 : 0.0, mine.failed ? 1.0 : 0.0,
+                      mine.stop ? 1.0 : 0.0};
+  auto voted = ddp::sync_metrics(communicator_, counts, comm::Reduce::sum);
+  if (!voted) return std::move(voted).error();
+  voted_at_ = SteadyClock::now();
+  return Vote{counts[0] > 0, counts[1] > 0, counts[2] > 0, counts[3] > 0};
+}
+
+Result<BatchWaitResult> BatchWait::wait(Meet meet) {
   for (;;) {
-    auto got = loader.wait(slice);
+    auto got = loader_.wait(slice_);
     const bool ready = got && *got;
-    if (ready) slow.over();
-    if (ready && !meet) return BatchWaitResult{};
-    double vote[3] = {ready ? 0.0 : 1.0, got ? 0.0 : 1.0, stop_requested() ? 1.0 : 0.0};
-    auto voted = ddp::sync_metrics(communicator, vote, comm::Reduce::sum);
-    if (!voted && got) return std::move(voted).error();
-    if (!got || vote[1] > 0) {
+    if (ready) slow_.over();
+    if (ready && meet == Meet::not_needed) return BatchWaitResult{};
+    const bool stop = stop_requested_();
+    if (got && meet == Meet::later && SteadyClock::now() < voted_at_ + between_votes_) {
+      if (ready) return BatchWaitResult{};
+      if (!stop) {
+        slow_.waits(loader_);
+        continue;
+      }
+    }
+    auto all = vote(Vote{!ready || meet == Meet::later, !ready, !got, stop});
+    if (!all && got) return std::move(all).error();
+    if (!got || all->failed) {
       BatchWaitResult failed{BatchOutcome::failed, {}};
       if (!got) failed.mine = std::move(got).error();
       return failed;
     }
-    if (vote[0] == 0) return BatchWaitResult{};
-    if (vote[2] > 0) return BatchWaitResult{BatchOutcome::stop, {}};
-    if (!ready) slow.waits(loader);
+    if (!all->waiting) return BatchWaitResult{};
+    if (all->no_data && all->stop) return BatchWaitResult{BatchOutcome::stop, {}};
+    if (ready && meet == Meet::later) return BatchWaitResult{};
+    if (!ready) slow_.waits(loader_);
   }
+}
+
+Result<void> BatchWait::give_up() {
+  auto all = vote(Vote{true, false, true, false});
+  if (!all) return std::move(all).error();
+  return {};
 }
 
 }  // namespace ddprun::trainer

@@ -39,6 +39,8 @@ class TrainLoop {
         reporter_(reporter),
         outputs_(session),
         slow_read_(session.rank(), std::min(kSlowRead, session.config.ddp.timeout / 2)),
+        batch_wait_(*session.communicator, *session.train_loader, session.config.ddp.timeout, slow_read_,
+                    [&stop] { return stop.requested() != 0; }),
         batch_(session.config.data.batch_size) {}
 
   Result<int> run();
@@ -60,6 +62,7 @@ class TrainLoop {
   Result<void> micro_batch(double weight, bool last, std::int64_t& samples);
   double collect_losses();
   Result<void> take_part_without_work(bool buffers_sent);
+  Error give_up(Error mine);
   Error everywhere(const std::string& message);
   Result<void> bad_loss(double own_loss);
   void update(double mean_loss, StepResult& result);
@@ -91,6 +94,7 @@ class TrainLoop {
   Reporter& reporter_;
   RunOutputs outputs_;
   SlowRead slow_read_;
+  BatchWait batch_wait_;
   const std::int64_t batch_;
   bool others_wait_ = true;  // perhaps some rank's next batch is not there yet
   std::int64_t steps_per_epoch_ = 0;
@@ -236,9 +240,8 @@ Result<void> TrainLoop::micro_batch(double weight, bool last, std::int64_t& samp
 // came while some rank had none, and no step is made.
 Result<bool> TrainLoop::batch_is_there(bool last) {
   // With accumulation the ranks' batches of a step do not come at the same time: then they always meet.
-  const bool meet = last && (others_wait_ || s_.config.train.accumulate > 1);
-  auto wait = wait_for_batch(*s_.communicator, *s_.train_loader, meet, wait_slice(s_.config.ddp.timeout), slow_read_,
-                             [this] { return stop_.requested() != 0; });
+  const bool known = !others_wait_ && s_.config.train.accumulate == 1;
+  auto wait = batch_wait_.wait(!last ? Meet::later : known ? Meet::not_needed : Meet::now);
   if (!wait) return std::move(wait).error();
   if (wait->outcome == BatchOutcome::failed) {
     auto ended = s_.together(std::move(wait->mine));
@@ -247,8 +250,17 @@ Result<bool> TrainLoop::batch_is_there(bool last) {
   return wait->outcome == BatchOutcome::ready;
 }
 
-// A rank that cannot do its part (an unreadable sample) still takes part in this step's collectives, so that no other
-// rank waits for it; the vote that follows tells them, and nobody uses the gradients.
+// This rank cannot do a micro-batch before the step's last one: the others are, or soon will be, in a vote on their
+// batches.
+Error TrainLoop::give_up(Error mine) {
+  auto told = batch_wait_.give_up();
+  if (!told) return mine;  // explains more
+  auto ended = s_.together(mine);
+  return ended ? mine : std::move(ended).error();
+}
+
+// A rank that cannot do its part of the last micro-batch (an unreadable sample) still takes part in this step's
+// collectives, so that no other rank waits for it; the vote that follows tells them, and nobody uses the gradients.
 Result<void> TrainLoop::take_part_without_work(bool buffers_sent) {
   if (!buffers_sent) {
     auto sent = broadcast_buffers(s_);
@@ -268,6 +280,7 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   std::int64_t samples = 0;
   losses_.clear();
   outputs_.begin_step();
+  batch_wait_.begin_step();
   Result<void> mine;
   bool reduced = false;  // this step's gradients have been exchanged
   bool buffers_sent = s_.config.ddp.sync_buffers != SyncBuffers::step;
@@ -283,6 +296,7 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
       buffers_sent = true;
     }
     mine = micro_batch(static_cast<double>(size) / static_cast<double>(planned), last, samples);
+    if (!mine && !last) return give_up(std::move(mine).error());
     if (!mine) break;
     auto report = s_.reducer->finish();
     if (!report) return std::move(report).error();
@@ -290,9 +304,6 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   }
   const double loss_sum = collect_losses();
   if (mine) mine = s_.kernels->status();  // a GPU's queued calls fail here
-  if (!mine && (mine.error().code() == Errc::peer_closed || mine.error().code() == Errc::cancelled)) {
-    return std::move(mine).error();  // the communicator is gone: nothing to take part in
-  }
   if (!mine && !reduced) {
     auto done = take_part_without_work(buffers_sent);
     if (!done) return std::move(mine).error();

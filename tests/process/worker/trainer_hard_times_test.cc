@@ -144,6 +144,23 @@ TEST_F(TrainerHardTimes, ASlowReadIsWaitedFor) {
   }
 }
 
+// The first of two micro-batches, or the last: the other rank is in another collective then.
+TEST_F(TrainerHardTimes, AnUnreadableSampleInAnyMicroBatchIsTheReason) {
+  use_pictures();
+  set("train.accumulate", "2");
+  set("ddp.sync_buffers", "step");
+  for (const char* name : {"2", "4"}) {
+    const std::string file = fmt::format("train/a/{}.png", name);
+    runner().write(file, "no picture");
+    const Finished ended = run(2);
+    EXPECT_EQ(ended.code, 78) << said(ended);
+    EXPECT_THAT(ended.err, HasSubstr("trainer: rank 1: " + path(file)));
+    EXPECT_THAT(ended.err, Not(HasSubstr("ranks disagree")));
+    EXPECT_EQ(own_lines(ended), 1) << said(ended);
+    runner().write(file, kPng);
+  }
+}
+
 TEST_F(TrainerHardTimes, AStopDuringAReadThatHangsSavesAndEnds) {
   use_pictures();
   StuckFile stuck(path("train/a/4.png"));
@@ -268,6 +285,7 @@ TEST_F(TrainerHardTimes, ALauncherKilledDuringASaveLeavesAGoodCheckpoint) {
         saving = saving || (it->path().filename().string().rfind(".writing-", 0) == 0 && fs::exists(path("ck/latest")));
       }
     }
+    ASSERT_TRUE(saving) << "no save was seen in run " << kills;
     const std::vector<Worker> workers = workers_of(job.pid());
     job.signal(SIGKILL);
     job.wait();
