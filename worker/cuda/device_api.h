@@ -34,7 +34,7 @@ class DeviceApi {
   virtual int destroy_event(EventHandle event) = 0;
   virtual int record_event(EventHandle event, StreamHandle stream) = 0;
   virtual int wait_event(StreamHandle stream, EventHandle event) = 0;
-  virtual int query_event(EventHandle event) = 0;  // kSuccess or kNotReady
+  virtual int query_event(EventHandle event) = 0;  // kSuccess or kNotReady, which is not kept as last_launch_error()
   // Device that owns the memory; -1 for host memory.
   virtual int pointer_device(const void* memory, int* device) = 0;
   virtual int last_launch_error() = 0;  // and clears it

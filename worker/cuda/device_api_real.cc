@@ -47,7 +47,13 @@ class RealDeviceApi final : public DeviceApi {
   int wait_event(StreamHandle stream, EventHandle event) override {
     return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
   }
-  int query_event(EventHandle event) override { return cudaEventQuery(static_cast<cudaEvent_t>(event)); }
+  int query_event(EventHandle event) override {
+    const cudaError_t status = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    if (status != cudaErrorNotReady) return status;
+    // "Not ready" may stay as the runtime's last error, and the next look for launch errors would take it for one.
+    const cudaError_t kept = cudaGetLastError();
+    return kept == cudaSuccess ? cudaErrorNotReady : kept;
+  }
   int pointer_device(const void* memory, int* device) override {
     cudaPointerAttributes attributes{};
     const cudaError_t status = cudaPointerGetAttributes(&attributes, memory);

@@ -85,6 +85,7 @@ DeviceContext::~DeviceContext() {
     if (copy_) ok("cudaEventRecord", api_.record_event(reached_, copy_)) && wait(reached_, "the last copies");
     if (compute_) wait_for_compute("the last kernels");
   }
+  if (hangs()) return;
   for (Slot& slot : slots_) {
     if (slot.pinned) api_.free_host(slot.pinned);
     if (slot.arrived) api_.destroy_event(slot.arrived);
@@ -186,6 +187,7 @@ void DeviceContext::release(void* memory) {
   if (found == allocations_.end()) return;
   allocated_ -= found->second.size;
   allocations_.erase(found);
+  if (hangs()) return;
   ok("cudaFree", api_.free(memory));
 }
 

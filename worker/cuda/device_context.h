@@ -40,7 +40,6 @@ class DeviceContext {
   int device() const { return device_; }
   int rank() const { return rank_; }
   StreamHandle compute() const { return compute_; }
-  StreamHandle copy() const { return copy_; }
   StreamHandle communication() const { return communication_; }
   DeviceApi& api() { return api_; }
 
@@ -50,6 +49,7 @@ class DeviceContext {
   // Zeroed on the compute stream. Null when there is not enough: status() then says how much was wanted for what, what
   // is held and by whom, and the remedies.
   void* allocate(std::size_t size_bytes, std::string_view purpose);
+  // Does nothing on a device that hangs(): freeing waits for the device.
   void release(void* memory);
   std::size_t allocated_bytes() const { return allocated_; }  // device memory, the slots of upload() included
   std::size_t pinned_bytes() const { return pinned_; }        // page-locked host memory
@@ -75,6 +75,9 @@ class DeviceContext {
   // Picks up errors of kernel launches since the last call.
   void note_launches(std::string_view what);
   const Result<void>& status() const { return status_; }
+  // A wait ran out of time. Then nothing is freed any more: CUDA, cuBLAS and cuDNN wait for the device when they give
+  // back memory or a handle, without a deadline. The memory goes with the process.
+  bool hangs() const { return !status_ && status_.error().code() == Errc::timed_out; }
 
  private:
   // A piece of a batch on its way: page-locked and device memory, and when the kernels have taken it.

@@ -109,6 +109,9 @@ int called(const std::string& call, void* stream, bool creates) {
   if (call != "cudaGetLastError" && call != "cudaEventQuery")
     s.calls.push_back(stream != nullptr ? call + " " + name_of(stream) : call);
   if (creates && s.conduct.in_step) violated(call + " inside a step");
+  static const std::set<std::string> kWaitForTheDevice = {"cudaFree", "cudaFreeHost", "cublasDestroy",
+                                                          "cublasLtDestroy", "cudnnDestroy"};
+  if (s.conduct.stuck && kWaitForTheDevice.contains(call)) violated(call + " would wait for a device that hangs");
   if (stream != nullptr && std::find(s.streams.begin(), s.streams.end(), stream) == s.streams.end()) {
     violated(call + " on a stream that does not exist");
   }
@@ -121,6 +124,18 @@ int called(const std::string& call, void* stream, bool creates) {
 
 void violated(const std::string& what) { state().violations.push_back(what); }
 void count(const std::string& kind, int by) { state().alive[kind] += by; }
+
+void replace_device() {
+  State& s = state();
+  for (Stream* stream : s.streams) delete stream;
+  s.streams.clear();
+  for (void* memory : s.pinned) std::free(memory);
+  s.pinned.clear();
+  s.pieces.clear();
+  s.used = 0;
+  s.alive.clear();
+  s.conduct.stuck = false;
+}
 
 Stream* create_stream() {
   static constexpr const char* kNames[] = {"compute", "copy", "communication"};
@@ -162,9 +177,6 @@ bool happened(Event* event) {
   return event->stream->done >= event->at;
 }
 void drain(Stream* stream) { run_until(*stream, stream->queued); }
-void drain(Event* event) {
-  if (event->stream != nullptr) run_until(*event->stream, event->at);
-}
 void drain_all() {
   for (Stream* stream : state().streams) drain(stream);
 }

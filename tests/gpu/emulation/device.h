@@ -26,7 +26,6 @@ void record(Event* event, Stream* stream);
 void wait(Stream* stream, Event* event);
 bool happened(Event* event);  // lets some queued work run first
 void drain(Stream* stream);
-void drain(Event* event);
 void drain_all();
 // Queues work; it may touch device memory when it runs.
 void enqueue(void* stream, std::function<void()> work);

@@ -15,7 +15,9 @@
 //   - operands lie in live device memory as far as the call reaches, and nothing is written beside it
 //   - all threads of a block come to the same barriers
 //   - cuBLAS and cuDNN descriptors fit each other, pointers are as aligned as the plan promised
-//   - nothing is created, allocated or freed while `in_step` is set, and nothing waits for the whole device
+//   - nothing is created, allocated or freed while `in_step` is set
+//   - while the device is `stuck`, nothing is called that waits for all of it
+// CUDA's calls that wait for a stream or the device without a deadline do not exist here: code with one does not link.
 namespace ddprun::emulated {
 
 enum class Streams {
@@ -42,6 +44,8 @@ std::vector<std::string>& violations();
 void fail(const std::string& call, int status, int after = 0);
 // Handles, descriptors, events, streams and memory that are alive, "kind: number" each; empty when nothing is.
 std::vector<std::string> alive();
+// A new device after one that was stuck: what was left on it is gone.
+void replace_device();
 // Called by the operand check of every matrix product and convolution: "gemm m n k ..." lines for tests of descriptors.
 std::vector<std::string>& descriptors();
 

@@ -11,9 +11,10 @@ namespace {
 
 struct Watch {
   Watch() {
+    Conduct& conduct = emulated::conduct();  // made before this object, so it is still there in the destructor
     const char* order = std::getenv("EMULATED_STREAMS");
-    if (order != nullptr && std::string(order) == "lazy") conduct().streams = Streams::lazy;
-    if (const char* number = std::getenv("EMULATED_GPUS")) conduct().devices = std::atoi(number);
+    if (order != nullptr && std::string(order) == "lazy") conduct.streams = Streams::lazy;
+    if (const char* number = std::getenv("EMULATED_GPUS")) conduct.devices = std::atoi(number);
   }
   ~Watch() {
     for (const std::string& line : violations()) std::fprintf(stderr, "emulated GPU: %s\n", line.c_str());

@@ -1,9 +1,11 @@
-// The CUDA runtime calls of worker/cuda/device_api_real.cc and backend.cc.
+// The CUDA runtime calls of worker/cuda/device_api_real.cc and backend.cc. cudaDeviceSynchronize, cudaStreamSynchronize
+// and cudaEventSynchronize are missing on purpose: they wait without a deadline, and code that calls one must not link.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "tests/gpu/emulation/device.h"
 
@@ -11,6 +13,13 @@ namespace em = ddprun::emulated;
 
 namespace {
 int current_device = -1;
+cudaError_t last_error = cudaSuccess;
+
+// As the runtime does: what a call answered stays until cudaGetLastError() is asked, "not ready" too.
+cudaError_t keep(cudaError_t status) {
+  last_error = status;
+  return status;
+}
 
 em::Stream* of(cudaStream_t stream) { return reinterpret_cast<em::Stream*>(stream); }
 em::Event* of(cudaEvent_t event) { return reinterpret_cast<em::Event*>(event); }
@@ -46,7 +55,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
 cudaError_t cudaMalloc(void** memory, size_t size) {
   if (const cudaError_t status = call("cudaMalloc", nullptr, true)) return status;
   *memory = em::allocate_device(size);
-  return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
+  return *memory != nullptr ? cudaSuccess : keep(cudaErrorMemoryAllocation);
 }
 cudaError_t cudaFree(void* memory) {
   if (const cudaError_t status = call("cudaFree", nullptr, true)) return status;
@@ -91,16 +100,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   em::destroy_stream(of(stream));
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (const cudaError_t status = call("cudaStreamSynchronize", stream)) return status;
-  em::drain(of(stream));
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceSynchronize() {
-  if (em::conduct().in_step) em::violated("cudaDeviceSynchronize inside a step");
-  em::drain_all();
-  return call("cudaDeviceSynchronize");
-}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   if (const cudaError_t status = call("cudaEventCreateWithFlags", nullptr, true)) return status;
   if (flags != cudaEventDisableTiming) em::violated("an event that takes times");
@@ -124,12 +123,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (const int status = em::called("cudaEventQuery", nullptr)) return static_cast<cudaError_t>(status);
-  return em::happened(of(event)) ? cudaSuccess : cudaErrorNotReady;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (const cudaError_t status = call("cudaEventSynchronize")) return status;
-  em::drain(of(event));
-  return cudaSuccess;
+  return em::happened(of(event)) ? cudaSuccess : keep(cudaErrorNotReady);
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
   if (const cudaError_t status = call("cudaPointerGetAttributes")) return status;
@@ -138,7 +132,11 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   attributes->device = em::is_device(memory) ? std::max(current_device, 0) : -1;
   return cudaSuccess;
 }
-cudaError_t cudaGetLastError() { return static_cast<cudaError_t>(em::called("cudaGetLastError", nullptr)); }
+cudaError_t cudaGetLastError() {
+  const auto wanted = static_cast<cudaError_t>(em::called("cudaGetLastError", nullptr));
+  const cudaError_t kept = std::exchange(last_error, cudaSuccess);
+  return wanted != cudaSuccess ? wanted : kept;
+}
 const char* cudaGetErrorString(cudaError_t status) {
   switch (status) {
     case cudaErrorMemoryAllocation:

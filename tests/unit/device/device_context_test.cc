@@ -6,14 +6,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
 namespace ddprun::cuda {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Records the order of calls; memory is host memory; fails on command.
 class FakeDevice final : public DeviceApi {
@@ -25,6 +28,7 @@ class FakeDevice final : public DeviceApi {
 
   ~FakeDevice() override {
     for (auto& [memory, size] : live) std::free(memory);
+    for (void* memory : pinned) std::free(memory);
   }
 
   int device_count(int* count) override {
@@ -55,9 +59,11 @@ class FakeDevice final : public DeviceApi {
   }
   int malloc_host(void** memory, std::size_t size_bytes) override {
     *memory = std::malloc(size_bytes);
+    pinned.insert(*memory);
     return step("malloc_host");
   }
   int free_host(void* memory) override {
+    pinned.erase(memory);
     std::free(memory);
     return step("free_host");
   }
@@ -107,6 +113,7 @@ class FakeDevice final : public DeviceApi {
   int busy = 0;        // queries until the next event has happened
   int launch_error = 0;
   std::map<void*, std::size_t> live;
+  std::set<void*> pinned;
 
  private:
   int step(const std::string& call) {
@@ -229,6 +236,45 @@ TEST(DeviceContext, AWaitThatDoesNotEndNamesWhatItWasFor) {
                 for (int i = 0; i < 9; ++i) c.upload(m, &host, 8);
               }),
               HasSubstr("an earlier batch"));
+}
+
+// CUDA waits for the device, without a deadline, when memory goes back.
+TEST(DeviceContext, NothingIsFreedOnADeviceThatHangs) {
+  FakeDevice device;
+  {
+    auto context = std::move(DeviceContext::open(device, 4, 1)).value();
+    void* memory = context->allocate(64, "x");
+    const double host = 7;
+    context->upload(memory, &host, sizeof host);
+    context->set_patience(std::chrono::milliseconds(20));
+    device.stuck = true;
+    context->synchronize();
+    EXPECT_TRUE(context->hangs());
+    context->release(memory);
+  }
+  EXPECT_THAT(device.calls, Not(Contains("free")));
+  EXPECT_THAT(device.calls, Not(Contains("free_host")));
+  device.calls.clear();
+  device.stuck = false;
+  {  // seen only at the end
+    auto context = std::move(DeviceContext::open(device, 4, 1)).value();
+    context->allocate(64, "x");
+    context->set_patience(std::chrono::milliseconds(20));
+    device.stuck = true;
+  }
+  EXPECT_THAT(device.calls, Not(Contains("free")));
+}
+
+TEST(DeviceContext, AFailureThatIsNoHangFreesAllMemory) {
+  FakeDevice device;
+  {
+    auto context = std::move(DeviceContext::open(device, 0, 0)).value();
+    context->allocate(64, "x");
+    device.launch_error = 700;
+    context->note_launches("layer_norm");
+    EXPECT_FALSE(context->hangs());
+  }
+  EXPECT_TRUE(device.live.empty());
 }
 
 TEST(DeviceContext, SentValuesAreReceivedInAnyOrderWithoutWaitingForLaterWork) {
