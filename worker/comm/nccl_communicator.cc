@@ -179,7 +179,7 @@ class NcclCommunicator final : public Communicator {
 
     NcclSetup setup;
     QueuedCommunicator* host = nullptr;
-    std::mutex mutex;  // comm and failure: abort() may come from any thread
+    std::mutex mutex;  // comm, failure and every call with comm: abort() may come from any thread and frees it
     NcclComm comm = nullptr;
     std::optional<Error> failure;
     std::uint64_t sequence = 0, dropped = 0, live = 0;
@@ -206,6 +206,11 @@ class NcclCommunicator final : public Communicator {
     std::optional<Error> failed() {
       std::lock_guard lock(mutex);
       return failure;
+    }
+
+    Error nccl_failure(const std::string& call, int status) {
+      std::lock_guard lock(mutex);
+      return nccl_error(*setup.nccl, comm, setup.rank, call, status);
     }
 
     Error device_error(const std::string& call, int status) {
@@ -235,7 +240,20 @@ class NcclCommunicator final : public Communicator {
         pause();
       }
       if (status == NcclApi::kSuccess) return {};
-      return fail(nccl_error(*setup.nccl, comm, setup.rank, call, status));
+      return fail(nccl_failure(call, status));
+    }
+
+    // call(NcclApi&, NcclComm) -> status, until NCCL has taken it. NCCL's calls return at once, so that an abort() from
+    // another thread need not wait long for its turn.
+    template <typename Call>
+    Result<void> take(const std::string& name, TimePoint deadline, Call call) {
+      int status = NcclApi::kSuccess;
+      {
+        std::lock_guard lock(mutex);
+        if (failure.has_value()) return *failure;
+        status = call(*setup.nccl, comm);
+      }
+      return settle(name, status, deadline);
     }
 
     Result<void> initialise(const NcclUniqueId& id, TimePoint deadline) {
@@ -311,7 +329,7 @@ class NcclCommunicator final : public Communicator {
           if (asked != NcclApi::kSuccess) state = asked;
         }
         if (state != NcclApi::kSuccess && state != NcclApi::kInProgress) {
-          return fail(nccl_error(*setup.nccl, comm, setup.rank, signature.describe(), state));
+          return fail(nccl_failure(signature.describe(), state));
         }
         if (auto news = host->news()) return fail(*news);
         if (SteadyClock::now() >= deadline) return fail(verdict(signature));
@@ -338,10 +356,10 @@ class NcclCommunicator final : public Communicator {
       const std::size_t size = std::max<std::size_t>(size_bytes, 1);
       void* place = nullptr;
       int status = setup.nccl->allocate(&place, size);
-      if (status != NcclApi::kSuccess) return fail(nccl_error(*setup.nccl, comm, setup.rank, "ncclMemAlloc", status));
+      if (status != NcclApi::kSuccess) return fail(nccl_failure("ncclMemAlloc", status));
       void* handle = nullptr;
-      status = setup.nccl->register_memory(comm, place, size, &handle);
-      Result<void> registered = settle("ncclCommRegister", status, SteadyClock::now() + setup.timeout);
+      const auto enter = [&](NcclApi& nccl, NcclComm c) { return nccl.register_memory(c, place, size, &handle); };
+      Result<void> registered = take("ncclCommRegister", SteadyClock::now() + setup.timeout, enter);
       memory.emplace_back(place, handle);
       if (!registered) return registered.error();
       status = setup.device->memset_async(place, 0, size, setup.communication);
@@ -473,8 +491,8 @@ Work NcclCommunicator::Core::launch(Signature signature, Call call) {
   int status = setup.device->record_event(ready, setup.compute);
   if (status == DeviceApi::kSuccess) status = setup.device->wait_event(setup.communication, ready);
   if (status != DeviceApi::kSuccess) return refuse(fail(device_error("cudaStreamWaitEvent", status)));
-  Result<void> taken =
-      settle(signature.describe(), call(*setup.nccl, comm, setup.communication), SteadyClock::now() + setup.timeout);
+  const auto enqueue = [&](NcclApi& nccl, NcclComm c) { return call(nccl, c, setup.communication); };
+  Result<void> taken = take(signature.describe(), SteadyClock::now() + setup.timeout, enqueue);
   if (!taken) return refuse(taken.error());
   status = setup.device->record_event(*event, setup.communication);
   if (status != DeviceApi::kSuccess) return refuse(fail(device_error("cudaEventRecord", status)));

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -194,6 +196,46 @@ TEST_F(Nccl, AbortFromAnotherThreadWakesTheWaiter) {
   ASSERT_FALSE(ok);
   EXPECT_EQ(ok.error().code(), Errc::cancelled);
   EXPECT_THAT(ok.error().message(), HasSubstr("enough"));
+}
+
+// Takes its time in a collective, and sees whether the communicator is freed meanwhile.
+class SlowNccl final : public FakeNccl {
+ public:
+  using FakeNccl::FakeNccl;
+  int all_reduce(const void*, void*, std::size_t, DType, Reduce, NcclComm, NcclStream) override {
+    inside = true;
+    for (int i = 0; i < 100 && !aborted; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    freed_inside = aborted.load();
+    return 0;
+  }
+  int abort(NcclComm) override { return aborted = true, 0; }
+  std::atomic<bool> inside{false}, aborted{false};
+  bool freed_inside = false;
+};
+
+TEST_F(Nccl, AbortFromAnotherThreadFreesNothingInsideACall) {
+  SlowNccl slow(log);
+  NcclSetup setup;
+  setup.nccl = &slow;
+  setup.device = &device;
+  setup.compute = FakeDevice::kCompute;
+  setup.communication = FakeDevice::kCommunication;
+  auto c = make_nccl_communicator(
+      setup, NcclUniqueId{}, std::make_unique<QueuedCommunicator>(make_self_transport(), QueuedCommunicator::Options{}),
+      SteadyClock::now() + std::chrono::seconds(20));
+  ASSERT_TRUE(c) << c.error().message();
+  const Block block = device_block(**c, 8);
+  std::thread other([&] {
+    while (!slow.inside) std::this_thread::yield();
+    (*c)->abort("enough");
+  });
+  Work work = (*c)->all_reduce(block, Reduce::sum);
+  other.join();
+  EXPECT_FALSE(slow.freed_inside);
+  EXPECT_TRUE(slow.aborted);
+  Result<void> ended = work.wait();
+  (void)ended;  // the device had done its part or not: both are right
+  EXPECT_THAT((*c)->all_reduce(block, Reduce::sum).wait().error().message(), HasSubstr("enough"));
 }
 
 TEST_F(Nccl, RebuiltAfterAnAbort) {
