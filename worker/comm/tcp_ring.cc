@@ -34,9 +34,9 @@ std::string encode(const Signature& s) {
   return std::move(w).take();
 }
 
-bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-
 }  // namespace
+
+bool TcpRing::would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
 TcpRing::TcpRing(const RingPlace& place) : index_(place.index), ranks_(place.ranks) {
   const std::size_t n = ranks_.size(), i = static_cast<std::size_t>(index_);

@@ -93,6 +93,8 @@ class TcpRing {
 
  private:
   class Run;
+  // The last call on a socket found nothing to do, by errno.
+  static bool would_block();
   // How far this member is in its operation.
   struct Progress {
     std::uint64_t sequence = 0, sent = 0, received = 0, wanted = 0;  // bytes

@@ -22,8 +22,6 @@ constexpr std::size_t kPiece = 256 * 1024;
 // poll() gets it back when the bytes come.
 constexpr int kQuietTurns = 10;
 
-bool would_block() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
-
 }  // namespace
 
 // Drives all steps of one operation over all data connections at once.
