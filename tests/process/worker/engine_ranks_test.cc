@@ -165,17 +165,17 @@ std::vector<double> losses_of(const ModelCase& model, int ranks, int accumulate,
 class EngineRanks : public ::testing::TestWithParam<ModelCase> {};
 
 TEST_P(EngineRanks, AnyWayToTheSameMicroBatchesGivesTheSameLosses) {
-  const bool batch_norm = GetParam().config.name.starts_with("resnet");
+  // With batch norm rounding is amplified: the same micro-batches have the same statistics, but their products are
+  // summed by another number of ranks.
+  const double tolerance = GetParam().config.name.starts_with("resnet") ? 5e-3 : 1e-6;
   const auto four = losses_of(GetParam(), 4, 1);
   const auto two = losses_of(GetParam(), 2, 2, Kind::tcp);
   const auto one = losses_of(GetParam(), 1, 4);
   ASSERT_EQ(four.size(), one.size());
-  for (std::size_t i = 0; i < one.size() && !batch_norm; ++i) {
-    EXPECT_NEAR(four[i], one[i], 1e-6 * std::max(1.0, one[i])) << i;
-    EXPECT_NEAR(two[i], one[i], 1e-6 * std::max(1.0, one[i])) << i;
-  }
-  if (batch_norm) {  // the same micro-batches, so the same statistics: only rounding is amplified
-    for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(four[i], one[i], 5e-3 * std::max(1.0, one[i])) << i;
+  ASSERT_EQ(two.size(), one.size());
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    EXPECT_NEAR(four[i], one[i], tolerance * std::max(1.0, one[i])) << i;
+    EXPECT_NEAR(two[i], one[i], tolerance * std::max(1.0, one[i])) << i;
   }
 }
 
