@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "common/options.h"
@@ -53,6 +54,8 @@ OptionTable option_table() {
   for (OptionSpec& o : options) {
     if (o.kind == OptionKind::integer) o.min_value = 1;
     if (o.name == "warm-up") o.min_value = 0;
+    if (o.name == "rounds" || o.name == "warm-up") o.max_value = 1'000'000'000;
+    if (o.name == "timeout") o.max_value = 1'000'000;
     if (o.name == "factor") o.min_value = 2;
     if (o.name == "dtype") o.choices = {"f32", "f64", "bf16", "f16", "i32", "i64"};
     if (o.name == "backend") o.choices = {"auto", "nccl", "cpu"};
@@ -60,6 +63,13 @@ OptionTable option_table() {
   }
   return OptionTable("trainer bench", "trainer bench all-reduce|all-gather|reduce-scatter|broadcast [options]",
                      std::move(options), RestPolicy::list);
+}
+
+// More than any host or GPU has: what is larger is a slip, and sums of it would wrap around.
+constexpr std::size_t kMostBytes = std::size_t{1} << 42;
+
+Error too_large(std::string_view what) {
+  return Error(Errc::invalid_argument, fmt::format("{} is more than 4 TiB, the most for one tensor", what));
 }
 
 Result<std::size_t> parse_size(const std::string& text) {
@@ -71,17 +81,22 @@ Result<std::size_t> parse_size(const std::string& text) {
   if (unit == "K" || unit == "KiB") factor = std::size_t{1} << 10;
   if (unit == "M" || unit == "MiB") factor = std::size_t{1} << 20;
   if (unit == "G" || unit == "GiB") factor = std::size_t{1} << 30;
-  if (error != std::errc() || factor == 0 || value == 0 ||
-      value > std::numeric_limits<std::size_t>::max() / 2 / factor) {
+  if (unit == "T" || unit == "TiB") factor = std::size_t{1} << 40;
+  if (error == std::errc::result_out_of_range) return too_large(text);
+  if (error != std::errc() || factor == 0 || value == 0) {
     return Error(Errc::invalid_argument,
                  fmt::format("\"{}\" is no size; write bytes or a unit: 4096, 64KiB, 25MiB, 4GiB", text));
   }
+  if (value > kMostBytes / factor) return too_large(text);
   return value * factor;
 }
 
 Result<std::vector<std::size_t>> sizes_of(const ParsedOptions& options, std::size_t element) {
-  if (options.given("count"))
-    return std::vector<std::size_t>{static_cast<std::size_t>(options.integer("count")) * element};
+  if (options.given("count")) {
+    const auto count = static_cast<std::size_t>(options.integer("count"));
+    if (count > kMostBytes / element) return too_large(fmt::format("--count {}", count));
+    return std::vector<std::size_t>{count * element};
+  }
   if (!options.given("sweep")) {
     auto one = parse_size(options.text("size"));
     if (!one) return one.error().with_context("--size");
@@ -97,7 +112,11 @@ Result<std::vector<std::size_t>> sizes_of(const ParsedOptions& options, std::siz
   if (!to) return to.error().with_context("--sweep");
   if (*from > *to) return Error(Errc::invalid_argument, fmt::format("--sweep \"{}\": FROM is larger than TO", text));
   std::vector<std::size_t> sizes;
-  for (std::size_t s = *from; s <= *to; s *= static_cast<std::size_t>(options.integer("factor"))) sizes.push_back(s);
+  const auto factor = static_cast<std::size_t>(options.integer("factor"));
+  for (std::size_t s = *from; s <= *to; s *= factor) {
+    sizes.push_back(s);
+    if (s > *to / factor) break;  // the next one is larger, or would wrap around
+  }
   return sizes;
 }
 
@@ -145,7 +164,9 @@ class Memory {
 
   Result<std::byte*> allocate(std::size_t size) {
     if (device_ == nullptr) {
-      host_.push_back(std::make_unique<std::byte[]>(size));
+      std::unique_ptr<std::byte[]> memory(new (std::nothrow) std::byte[size]());
+      if (!memory) return Error(Errc::system, fmt::format("no memory for a tensor of {} bytes", size));
+      host_.push_back(std::move(memory));
       return host_.back().get();
     }
     auto* memory = static_cast<std::byte*>(device_->allocate(size, "bench"));
