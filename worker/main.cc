@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <chrono>
 #include <cstdio>
@@ -56,6 +57,8 @@ int run(const std::vector<std::string>& arguments) {
     std::fputs(version_text("trainer").c_str(), stdout);
     return exit_code::kOk;
   }
+  // A file that reaches the limit on its size (ulimit -f) is an error that write() tells, as a full disk is.
+  ::signal(SIGXFSZ, SIG_IGN);
   // Before any other thread is started: they must inherit the blocked signals.
   auto stop = StopSignal::create();
   if (!stop) return usage_error(stop.error().message());

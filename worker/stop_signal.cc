@@ -14,7 +14,7 @@
 namespace ddprun::trainer {
 namespace {
 
-constexpr std::array<int, 3> kSignals{SIGTERM, SIGINT, SIGUSR1};
+constexpr std::array<int, 4> kSignals{SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
 
 sigset_t signal_set() {
   sigset_t set;
@@ -58,6 +58,10 @@ void StopSignal::watch() {
     signalfd_siginfo info = {};
     if (::read(signals_.get(), &info, sizeof(info)) != sizeof(info)) continue;
     const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGUSR2) {
+      save_ = true;
+      continue;
+    }
     if (armed_) {
       int none = 0;
       signal_.compare_exchange_strong(none, signal);

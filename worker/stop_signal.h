@@ -11,7 +11,8 @@
 namespace ddprun::trainer {
 
 // SIGTERM, SIGINT and SIGUSR1 (Slurm's and Kubernetes' warnings) as a question the loop asks after each step. Before
-// armed() they end the process as usual: there is nothing to save yet.
+// armed() they end the process as usual: there is nothing to save yet. SIGUSR2 asks for a save and never ends anything;
+// one that comes before the first step is answered after it.
 class StopSignal {
  public:
   // Blocks the signals in this thread and all started later, so make it before any other thread.
@@ -22,7 +23,8 @@ class StopSignal {
 
   void arm() { armed_ = true; }
   void disarm() { armed_ = false; }
-  int requested() const { return signal_.load(); }  // the first signal that came since arm(), 0: none
+  int requested() const { return signal_.load(); }            // the first signal that came since arm(), 0: none
+  bool take_save_request() { return save_.exchange(false); }  // a SIGUSR2 since the last call
 
  private:
   StopSignal(UniqueFd signals, UniqueFd wake);
@@ -32,6 +34,7 @@ class StopSignal {
   UniqueFd wake_;     // eventfd: ends the thread
   std::atomic<bool> armed_{false};
   std::atomic<int> signal_{0};
+  std::atomic<bool> save_{false};
   std::thread thread_;
 };
 

@@ -1,9 +1,11 @@
 #include "worker/train_loop.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <new>
 #include <optional>
 #include <thread>
@@ -51,6 +53,7 @@ class TrainLoop {
     std::int64_t samples = 0;  // of all ranks
     bool skipped = false;
     bool stop = false;  // a signal reached some rank
+    bool save = false;  // SIGUSR2 reached some rank
     bool made = true;   // false: stopped before the step, since data did not come
   };
 
@@ -67,6 +70,7 @@ class TrainLoop {
   Result<void> bad_loss(double own_loss);
   void update(double mean_loss, StepResult& result);
   Result<void> after_step(const StepResult& result, double lr, double scale, TimePoint started);
+  Result<void> save_if_due(bool asked);
   Result<bool> batch_is_there(bool last);
   Result<void> end_epoch(bool& stopped);
   Result<bool> validate();
@@ -112,6 +116,8 @@ class TrainLoop {
   std::optional<ResourceUse> resources_;
   TimePoint window_start_{}, run_start_{};
   std::int64_t window_samples_ = 0, steps_done_ = 0;
+  TimePoint epoch_start_{};
+  std::int64_t epoch_samples_ = 0, epoch_steps_ = 0, epoch_skipped_ = 0;  // of this process
   double samples_per_s_ = 0;
 };
 
@@ -180,6 +186,8 @@ Result<void> TrainLoop::run_epoch(bool& stopped) {
   auto begun = s_.together(s_.train_loader->begin_epoch(s_.state.epoch, std::move(share)));
   if (!begun) return begun;
   others_wait_ = true;
+  epoch_start_ = SteadyClock::now();
+  epoch_samples_ = epoch_steps_ = epoch_skipped_ = 0;
   while (left > 0) {
     const TimePoint started = SteadyClock::now();
     const double lr = learning_rate();
@@ -317,8 +325,8 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   }
   // One small all-reduce carries all that the ranks must agree on: loss, stop signals, failures.
   const auto next_batch = s_.train_loader->wait(std::chrono::milliseconds(0));
-  double vote[5] = {loss_sum, static_cast<double>(samples), stop_.requested() != 0 ? 1.0 : 0.0, mine ? 0.0 : 1.0,
-                    next_batch && *next_batch ? 0.0 : 1.0};
+  double vote[6] = {loss_sum,         static_cast<double>(samples),          stop_.requested() != 0 ? 1.0 : 0.0,
+                    mine ? 0.0 : 1.0, next_batch && *next_batch ? 0.0 : 1.0, stop_.take_save_request() ? 1.0 : 0.0};
   auto voted = ddp::sync_metrics(*s_.communicator, vote, comm::Reduce::sum);
   if (!voted) return mine ? std::move(voted).error() : std::move(mine).error();  // our own failure explains more
   if (vote[3] > 0) {
@@ -330,6 +338,7 @@ Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
   result.samples = static_cast<std::int64_t>(vote[1]);
   result.loss = vote[0] / vote[1];
   result.stop = vote[2] > 0;
+  result.save = vote[5] > 0;
   if (!std::isfinite(result.loss) && !s_.config.precision.scale_loss && s_.config.train.on_nan == OnNan::stop) {
     auto bad = bad_loss(loss_sum / static_cast<double>(samples));
     if (!bad) return std::move(bad).error();
@@ -390,6 +399,9 @@ Result<void> TrainLoop::bad_loss(double own_loss) {
 Result<void> TrainLoop::after_step(const StepResult& result, double lr, double scale, TimePoint started) {
   ++step_in_epoch_;
   ++steps_done_;
+  ++epoch_steps_;
+  epoch_skipped_ += result.skipped ? 1 : 0;
+  epoch_samples_ += result.samples;
   window_samples_ += result.samples;
   const double took = seconds_since(started);
   outputs_.after_step(StepMetrics{.step = s_.state.step,
@@ -425,8 +437,21 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
     outputs_.scalar("train/lr", s_.state.step, lr);
     outputs_.scalar("train/samples_per_s", s_.state.step, samples_per_s_);
   }
+  return save_if_due(result.save && !result.stop);
+}
+
+Result<void> TrainLoop::save_if_due(bool asked) {
   const CheckpointConfig& checkpoint = s_.config.checkpoint;
-  if (!checkpoint.dir.empty() && checkpoint.every_steps > 0 && s_.state.step % checkpoint.every_steps == 0) {
+  if (asked && checkpoint.dir.empty()) {
+    reporter_.line(
+        fmt::format("step {}: SIGUSR2 asks for a checkpoint, but there is no checkpoint.dir: nothing was "
+                    "saved, training goes on",
+                    s_.state.step));
+    return {};
+  }
+  if (asked) reporter_.line(fmt::format("step {}: saving (SIGUSR2), training goes on", s_.state.step));
+  const bool due = !checkpoint.dir.empty() && checkpoint.every_steps > 0 && s_.state.step % checkpoint.every_steps == 0;
+  if (due || asked) {
     // Rank 0 waits here for a disk that is slower than the saves: the others wait with it, longer than for a gradient.
     s_.communicator->set_timeout(file_timeout());
     auto done = s_.together(save(/*wait=*/false));
@@ -459,10 +484,11 @@ Result<void> TrainLoop::save(bool wait) {
   if (!before && before.error().code() == Errc::timed_out) return before;
   auto started = start_save(s_);
   if (!before) {
-    const std::int64_t last = std::max(s_.writer->last_saved_step(), resumed_at_);
-    log_error(
-        "checkpoint not saved: {}; {}, training goes on", before.error().message(),
-        last >= 0 ? fmt::format("the one of step {} is untouched", last) : std::string("earlier ones are untouched"));
+    // What is there says it: somebody may have removed the folder.
+    const auto there = s_.directory->steps();
+    const std::string rest = !there || there->empty() ? std::string("there is none to go on from")
+                                                      : fmt::format("the one of step {} is there", there->back());
+    log_error("checkpoint not saved: {}; {}, training goes on", before.error().message(), rest);
   }
   return started && wait ? last_save() : started;
 }
@@ -479,9 +505,10 @@ Result<void> TrainLoop::end_epoch(bool& stopped) {
   checkpoint::TrainState& state = s_.state;
   auto equal = ddp::check_equal(*s_.communicator, "checksum of the parameters", parameter_checksum(s_));
   if (!equal) return equal;
-  const double mean =
-      state.epoch_loss_count > 0 ? state.epoch_loss_sum / static_cast<double>(state.epoch_loss_count) : 0;
+  const double mean = state.epoch_loss_count > 0 ? state.epoch_loss_sum / static_cast<double>(state.epoch_loss_count)
+                                                 : std::numeric_limits<double>::quiet_NaN();
   const std::int64_t epoch = state.epoch + 1;
+  const double trained_s = seconds_since(epoch_start_);
   if (s_.validation_data != nullptr) {
     auto validated = validate();
     if (!validated) return std::move(validated).error();
@@ -490,11 +517,16 @@ Result<void> TrainLoop::end_epoch(bool& stopped) {
     if (stopped) return {};
   }
   std::string text = fmt::format("epoch {}/{} done: mean loss {}", epoch, s_.config.train.epochs, format_loss(mean));
+  if (epoch_steps_ > 0 && epoch_skipped_ == epoch_steps_) text += ", no step taken (all were skipped)";
   if (s_.validation_data != nullptr) {
     text += fmt::format(", validation loss {}", format_loss(validation_.loss()));
     if (validation_accuracy_ >= 0) text += fmt::format(", validation accuracy {:.2f} %", 100 * validation_accuracy_);
   }
-  text += fmt::format(", {:.0f} samples/s, {} elapsed", samples_per_s_, format_duration(seconds_since(run_start_)));
+  // None here when the run before ended between the last step and the end of this epoch.
+  if (epoch_steps_ > 0) {
+    text += fmt::format(", {:.0f} samples/s", static_cast<double>(epoch_samples_) / trained_s);
+  }
+  text += fmt::format(", {} elapsed", format_duration(seconds_since(run_start_)));
   reporter_.line(text);
   outputs_.scalar("epoch/loss", state.step, mean);
   if (s_.validation_data != nullptr) outputs_.scalar("validation/loss", state.step, validation_.loss());
@@ -533,6 +565,10 @@ Result<bool> TrainLoop::validate() {
   const data::SampleSpec& spec = s_.validation_data->spec();
   if (spec.classes > 0 && spec.target_count() == 1) validation_accuracy_ = validation_.accuracy();
   validated_at_ = s_.state.step;
+  if (s_.is_root() && !std::isfinite(validation_.loss())) {
+    log_warning("step {}: the validation loss is {}: the model or data.validation holds numbers that are not finite",
+                s_.state.step, format_loss(validation_.loss()));
+  }
   return true;
 }
 
@@ -578,20 +614,30 @@ Result<int> TrainLoop::finish(bool stopped) {
   stop_.disarm();
   outputs_.flush();
   if (stopped) {
-    const int signal = stop_.requested();
     if (s_.config.checkpoint.dir.empty()) {
       reporter_.line(
-          fmt::format("stopped by a signal after step {}; no checkpoint.dir, nothing was saved", s_.state.step));
-      return exit_code::kSignalBase + (signal != 0 ? signal : 15);
+          fmt::format("stopped by a signal after step {}; no checkpoint.dir, nothing was saved: all {} steps "
+                      "are lost",
+                      s_.state.step, s_.state.step));
+      // SIGUSR1 asked for "save and end": a plain end is what is left of it.
+      return exit_code::kSignalBase + (stop_.requested() == SIGINT ? SIGINT : SIGTERM);
     }
     reporter_.line(fmt::format("stopped by a signal after step {}; state saved in {}: start again to go on",
                                s_.state.step, s_.config.checkpoint.dir));
     return exit_code::kResumeMe;
   }
+  if (s_.state.step > 0 && s_.state.optimizer_steps == 0) {
+    return everywhere(
+        fmt::format("nothing was trained: all {} steps were skipped, since loss or gradient was not "
+                    "finite. Lower optimizer.lr or look at the data; train.on_nan: stop names the rank",
+                    s_.state.step));
+  }
   reporter_.line(
       fmt::format("finished after step {} in {}", s_.state.step, format_duration(seconds_since(run_start_))));
   if (validated_at_ >= 0 && validation_accuracy_ < 0) {
-    reporter_.line(fmt::format("validation loss {:.6f}", validation_.loss()));
+    const double loss = validation_.loss();
+    reporter_.line(std::isfinite(loss) ? fmt::format("validation loss {:.6f}", loss)
+                                       : "validation loss " + format_loss(loss));
   }
   if (validation_accuracy_ >= 0)
     reporter_.line(fmt::format("validation accuracy {:.2f} %", 100 * validation_accuracy_));

@@ -10,7 +10,7 @@
 namespace ddprun::trainer {
 
 // Trains from the newest checkpoint or from the beginning to the end, as one rank of `env`. Gives the process's exit
-// code (common/exit_code.h): 0; 75 after a stop signal with the state saved; 128 + N after a signal when there is no
+// code (common/exit_code.h): 0; 75 after a stop signal with the state saved; 143 or 130 after one when there is no
 // checkpoint.dir; 78 what a retry cannot mend (data, checkpoints, a loss that is not finite); 1 the rest. Whatever went
 // wrong has been said on stderr when it returns, by one rank.
 int train(const TrainerConfig& config, const WorkerEnv& env, StopSignal& stop);

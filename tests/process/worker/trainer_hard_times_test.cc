@@ -262,6 +262,35 @@ INSTANTIATE_TEST_SUITE_P(AnySignal, TrainerStopsOneRank,
                                               std::get<1>(test.param));
                          });
 
+// SIGUSR2 on any rank: all save after the same step and train on.
+TEST_F(TrainerHardTimes, Usr2SavesAndTheRunGoesOn) {
+  write_csv("data.csv", 60, 3);
+  set("data.batch_size", "1");
+  set("train.step_delay_ms", "20");
+  set("train.epochs", "1");
+  set("checkpoint.dir", path("ck"));
+  set("checkpoint.every_steps", "0");
+  set("checkpoint.keep", "99");
+  set("output.indices", path("i"));  // a save is collective then: no rank may be a step ahead
+  set("output.metrics", path("m.jsonl"));
+  Running job = start(2);
+  for (int i = 0; i < 3000 && lines_of("m.jsonl") < 3; ++i) ::usleep(20000);
+  for (const Worker& worker : workers_of(job.pid())) {
+    if (worker.rank == 1) {
+      ASSERT_EQ(::kill(worker.pid, SIGUSR2), 0);
+    }
+  }
+  const Finished done = job.wait();
+  EXPECT_EQ(done.code, 0) << said(done);
+  EXPECT_THAT(done.out, HasSubstr("saving (SIGUSR2), training goes on"));
+  EXPECT_EQ(lines_of("m.jsonl"), 30);
+  int saved = 0;
+  for (const auto& entry : fs::directory_iterator(path("ck"))) {
+    saved += entry.path().filename().string().rfind("step-", 0) == 0 ? 1 : 0;
+  }
+  EXPECT_EQ(saved, 2);  // the one asked for and the last
+}
+
 // Only the launcher is killed, while a checkpoint is being written: no worker is left, and what is on the disk is good.
 TEST_F(TrainerHardTimes, ALauncherKilledDuringASaveLeavesAGoodCheckpoint) {
   write_csv("data.csv", 40, 20000);
@@ -328,7 +357,7 @@ TEST_F(TrainerHardTimes, AFullDiskUnderTheLauncher) {
   EXPECT_EQ(read("full.code"), "1\n") << read("full.out") << read("full.err");
   EXPECT_THAT(read("full.err"), HasSubstr("checkpoint not saved"));
   EXPECT_THAT(read("full.err"), HasSubstr("No space left on device"));
-  EXPECT_THAT(read("full.err"), HasSubstr("the one of step 2 is untouched"));
+  EXPECT_THAT(read("full.err"), HasSubstr("the one of step 2 is there"));
   EXPECT_EQ(read("before"), read("after"));
   EXPECT_THAT(read("names"), Not(HasSubstr(".writing")));
   EXPECT_EQ(read("again.code"), "0\n") << read("again.out");

@@ -290,12 +290,16 @@ TEST_F(Trainer, AStopWithoutACheckpointFolderDoesNotClaimToHaveSaved) {
   set("data.batch_size", "1");
   set("train.step_delay_ms", "30");
   set("log.every_steps", "1");
-  Running job = start(0);
-  ASSERT_TRUE(job.wait_for("step 3/"));
-  job.signal(SIGTERM);
-  const Finished stopped = job.wait();
-  EXPECT_EQ(stopped.code, 128 + SIGTERM) << said(stopped);
-  EXPECT_THAT(stopped.out, HasSubstr("nothing was saved"));
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    Running job = start(0);
+    ASSERT_TRUE(job.wait_for("step 3/"));
+    job.signal(SIGUSR2);  // says so, and is no reason to end
+    ASSERT_TRUE(job.wait_for("SIGUSR2 asks for a checkpoint, but there is no checkpoint.dir"));
+    job.signal(signal);
+    const Finished stopped = job.wait();
+    EXPECT_EQ(stopped.code, 128 + SIGTERM) << said(stopped);
+    EXPECT_THAT(stopped.out, HasSubstr("nothing was saved"));
+  }
 }
 
 // Every sample of the validation set counts once, on any number of ranks.
@@ -352,6 +356,36 @@ TEST_F(Trainer, ANanLossMayBeSkipped) {
   ASSERT_EQ(lines.size(), 5U);
   for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(lines[i]["skipped"], i == 4);
   EXPECT_TRUE(std::isfinite(json("p.json")["bias"].get<double>()));
+}
+
+// All steps skipped: no loss to speak of, and no success.
+TEST_F(Trainer, ARunThatTrainedNothingIsAnError) {
+  runner().write("data.csv", "3e38,3e38,3e38,3e38,3\n3e38,3e38,3e38,3e38,3\n");
+  set("model.name", "mlp");
+  set("model.hidden", "[512]");
+  unset("model.init");
+  set("data.batch_size", "1");
+  set("data.validation", path("data.csv"));
+  set("train.on_nan", "skip");
+  const Finished none = run(2);
+  EXPECT_EQ(none.code, 78) << said(none);
+  EXPECT_THAT(none.out, HasSubstr("epoch 2/2 done: mean loss nan, no step taken"));
+  EXPECT_THAT(none.err, HasSubstr("nothing was trained: all 2 steps were skipped"));
+  EXPECT_THAT(none.err, HasSubstr("the validation loss is "));
+  EXPECT_EQ(own_lines(none), 1) << said(none);
+}
+
+// A run that ended between an epoch's last step and the epoch's end has no speed to tell of that epoch.
+TEST_F(Trainer, TheEpochLineTellsTheEpochsOwnSpeed) {
+  write_csv("data.csv", 8, 2);
+  set("train.epochs", "1");
+  set("checkpoint.dir", path("ck"));
+  set("checkpoint.every_steps", "1");
+  const Finished whole = run(1);
+  EXPECT_THAT(whole.out, ::testing::ContainsRegex("done: mean loss [0-9.]+, [0-9]+ samples/s,")) << said(whole);
+  const Finished again = run(1);
+  EXPECT_EQ(again.code, 0) << said(again);
+  EXPECT_THAT(again.out, Not(HasSubstr(" 0 samples/s")));
 }
 
 TEST_F(Trainer, LossScaleHalvesOnOverflow) {
@@ -472,7 +506,7 @@ TEST_F(Trainer, AFullDiskIsSaidAndLosesNothing) {
   set("train.max_steps", "5");
   set("output.params", path("p.json"));
   write_config();
-  const Finished full = runner().run({"/bin/sh", "-c", "trap '' XFSZ; ulimit -f 192; exec \"$0\" --config \"$1\"",
+  const Finished full = runner().run({"/bin/sh", "-c", "ulimit -f 192; exec \"$0\" --config \"$1\"",
                                       std::string(DDPRUN_BINARY_DIR) + "/trainer", path("config.yaml")});
   EXPECT_EQ(full.code, 1) << said(full);
   EXPECT_THAT(full.err, HasSubstr("checkpoint not saved"));
