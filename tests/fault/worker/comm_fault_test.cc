@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -6,7 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -241,12 +244,17 @@ TEST_P(CommFault, RebuiltInTheSameProcessesAfterAnAbort) {
   EXPECT_EQ(testing::problems(outcomes), "");
 }
 
-// Random collectives with a kill or a stop somewhere in the middle. DDPRUN_SOAK=10000 for the long run.
+// Random collectives with a kill or a stop somewhere in the middle. DDPRUN_SOAK=10000 for the long run: one victim for
+// each 500 collectives at least, until so many have ended.
 TEST_P(CommFault, RandomKillsAndStopsAmongRandomCollectives) {
   const char* wish = std::getenv("DDPRUN_SOAK");
-  const int rounds = wish != nullptr ? std::max(std::atoi(wish) / 500, 1) : 6;
+  const std::uint64_t wanted = wish != nullptr ? std::strtoull(wish, nullptr, 10) : 0;
+  const int rounds = wish != nullptr ? std::max(static_cast<int>(wanted / 500), 1) : 6;
   std::mt19937 dice(static_cast<unsigned>(GetParam()) + 11);
-  for (int round = 0; round < rounds; ++round) {
+  std::uint64_t ended = 0;  // collectives, over all rounds
+  int kills = 0, stops = 0;
+  for (int round = 0; round < rounds || ended < wanted; ++round) {
+    ASSERT_LT(round, rounds * 100) << "only " << ended << " collectives ended";
     const int victim = static_cast<int>(dice() % 4);
     const int signal = dice() % 3 == 0 ? SIGSTOP : SIGKILL;
     const auto delay = std::chrono::microseconds(dice() % 60'000);
@@ -281,7 +289,7 @@ TEST_P(CommFault, RandomKillsAndStopsAmongRandomCollectives) {
               default:
                 ok = c.all_reduce(Block{data, count, DType::f32}, Reduce::avg).wait();
             }
-            if (!ok) return ok.error().message();
+            if (!ok) return fmt::format("{} ended, then: {}", i, ok.error().message());
           }
         },
         std::chrono::milliseconds(1200),
@@ -299,14 +307,20 @@ TEST_P(CommFault, RandomKillsAndStopsAmongRandomCollectives) {
           }
         });
     const std::string name = std::to_string(victim);
+    ++(signal == SIGSTOP ? stops : kills);
+    std::uint64_t most = 0;
     for (int r = 0; r < 4; ++r) {
       const auto& o = outcomes[static_cast<std::size_t>(r)];
       EXPECT_FALSE(o.overran);
       if (r == victim) continue;
+      most = std::max<std::uint64_t>(most, std::strtoull(o.text.c_str(), nullptr, 10));
       EXPECT_THAT(o.text, AnyOf(HasSubstr("rank " + name + " died"), HasSubstr("missing ranks: " + name)))
           << "round " << round << " victim " << victim << " signal " << signal << " delay " << delay.count();
     }
+    ended += most;
   }
+  fmt::print("{}: {} kills and {} stops among {} collectives of 4 ranks\n", testing::name_of(GetParam()), kills, stops,
+             ended);
 }
 
 // Connecting: who does not come is named.
