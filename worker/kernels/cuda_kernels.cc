@@ -173,8 +173,8 @@ class CudaKernels final : public Kernels {
   }
   void embedding_backward(std::int64_t count, std::int64_t dim, std::int64_t rows, const std::int32_t* ids,
                           const void* dy, Master* dweight, bool accumulate_dw) override {
-    run("embedding_backward",
-        [&] { gpu::embedding_backward(stream(), type_, count, dim, rows, ids, dy, f(dweight), accumulate_dw); });
+    if (!accumulate_dw) zero(dweight, static_cast<std::size_t>(rows * dim) * sizeof(float));
+    run("embedding_backward", [&] { gpu::embedding_backward(stream(), type_, count, dim, rows, ids, dy, f(dweight)); });
   }
   void add_broadcast(std::int64_t batch, std::int64_t inner, const void* x, const void* weight, void* y) override {
     run("add_broadcast", [&] { gpu::add_broadcast(stream(), type_, batch, inner, x, weight, y); });

@@ -358,6 +358,18 @@ TEST_P(KernelParity, Embedding) {
     r_->embedding_backward(count, dim, rows, on(*r_, tokens), dy->r(), dw->r(), add);
     expect_close(*dw, count, "embedding_backward");
   }
+  // More tokens than a kernel looks at in one piece, ids that come once, and rows that come not at all.
+  const I many = 1100, narrow = 3, table = 3000;
+  auto scattered = ids(many, table - 1);
+  std::fill(scattered.begin() + 5, scattered.begin() + 9, table - 1);
+  scattered.back() = table - 1;
+  auto dy_many = activations(many * narrow);
+  auto dw_table = masters(table * narrow);
+  for (bool add : {true, false}) {
+    k_->embedding_backward(many, narrow, table, on(*k_, scattered), dy_many->k(), dw_table->k(), add);
+    r_->embedding_backward(many, narrow, table, on(*r_, scattered), dy_many->r(), dw_table->r(), add);
+    expect_close(*dw_table, 5, "embedding_backward");
+  }
   auto positions = activations(10 * dim), z = activations(count * dim);
   k_->add_broadcast(5, 10 * dim, y->k(), positions->k(), z->k());
   r_->add_broadcast(5, 10 * dim, y->r(), positions->r(), z->r());

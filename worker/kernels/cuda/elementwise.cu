@@ -118,16 +118,43 @@ struct ToOihw {
   }
 };
 
+constexpr int kIdsAtOnce = 512;
+
+// The block of an id's first token adds all tokens of that id in their order; the blocks of the others end at once.
 template <typename T>
-__global__ void embedding_backward_kernel(std::int64_t count, std::int64_t dim, const std::int32_t* ids, const T* dy,
-                                          float* dweight, bool accumulate) {
-  const std::int64_t row = blockIdx.x;
-  for (std::int64_t d = threadIdx.x; d < dim; d += blockDim.x) {
-    float sum = accumulate ? dweight[row * dim + d] : 0.0f;
-    for (std::int64_t i = 0; i < count; ++i) {
-      if (ids[i] == row) sum += to_float(dy[i * dim + d]);
+__global__ void embedding_backward_kernel(std::int64_t count, std::int64_t dim, std::int64_t rows,
+                                          const std::int32_t* ids, const T* dy, float* dweight) {
+  __shared__ bool is_repeated;
+  __shared__ std::int64_t last_hit;  // the last piece of ids with one of ours
+  __shared__ bool ours[kIdsAtOnce];
+  const std::int64_t mine = blockIdx.x;
+  const std::int32_t row = ids[mine];
+  if (threadIdx.x == 0) {
+    is_repeated = row < 0 || row >= rows;
+    last_hit = -1;
+  }
+  __syncthreads();
+  for (std::int64_t i = threadIdx.x; i < mine; i += blockDim.x) {
+    if (ids[i] == row) is_repeated = true;
+  }
+  __syncthreads();
+  if (is_repeated) return;
+  for (std::int64_t at = mine; at < count; at += kIdsAtOnce) {
+    for (int k = static_cast<int>(threadIdx.x); k < kIdsAtOnce; k += static_cast<int>(blockDim.x)) {
+      ours[k] = at + k < count && ids[at + k] == row;
+      if (ours[k]) last_hit = at;
     }
-    dweight[row * dim + d] = sum;
+    __syncthreads();
+    if (last_hit == at) {
+      for (std::int64_t d = threadIdx.x; d < dim; d += blockDim.x) {
+        float sum = dweight[row * dim + d];
+        for (int k = 0; k < kIdsAtOnce; ++k) {
+          if (ours[k]) sum += to_float(dy[(at + k) * dim + d]);
+        }
+        dweight[row * dim + d] = sum;
+      }
+    }
+    __syncthreads();
   }
 }
 
@@ -217,12 +244,12 @@ void embedding(Stream stream, DType type, std::int64_t count, std::int64_t dim, 
 }
 
 void embedding_backward(Stream stream, DType type, std::int64_t count, std::int64_t dim, std::int64_t rows,
-                        const std::int32_t* ids, const void* dy, float* dweight, bool accumulate) {
-  if (rows == 0) return;
+                        const std::int32_t* ids, const void* dy, float* dweight) {
+  if (count == 0) return;
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
-    launch(embedding_backward_kernel<T>, static_cast<unsigned>(rows), 128, stream, count, dim, ids,
-           static_cast<const T*>(dy), dweight, accumulate);
+    launch(embedding_backward_kernel<T>, static_cast<unsigned>(count), kBlock, stream, count, dim, rows, ids,
+           static_cast<const T*>(dy), dweight);
   });
 }
 

@@ -57,9 +57,10 @@ void layer_norm_backward(Stream stream, DType type, const LayerNormDesc& desc, c
 
 void embedding(Stream stream, DType type, std::int64_t count, std::int64_t dim, const std::int32_t* ids,
                const void* weight, void* y);
-// One block per row of the table walks all ids in order: slow for huge tables, but the same bits every time.
+// Adds to dweight [rows, dim], the tokens of each id in their order: the same bits every time. Reads all ids once for
+// each token and dy once; ids outside of the table add nothing.
 void embedding_backward(Stream stream, DType type, std::int64_t count, std::int64_t dim, std::int64_t rows,
-                        const std::int32_t* ids, const void* dy, float* dweight, bool accumulate);
+                        const std::int32_t* ids, const void* dy, float* dweight);
 
 // scores and dscores are [batch*heads, tokens, tokens] in the activations' type.
 // In place: rows become softmax(scale * row) over the columns <= row, dropped out by `key`; the rest 0.
