@@ -481,14 +481,15 @@ Result<void> TrainLoop::save(bool wait) {
   if (s_.writer == nullptr) return {};
   // The save before this one: how it went says nothing about this one.
   auto before = s_.writer->wait();
-  if (!before && before.error().code() == Errc::timed_out) return before;
+  if (!before && s_.writer->hangs()) return before;
   auto started = start_save(s_);
   if (!before) {
     // What is there says it: somebody may have removed the folder.
     const auto there = s_.directory->steps();
     const std::string rest = !there || there->empty() ? std::string("there is none to go on from")
                                                       : fmt::format("the one of step {} is there", there->back());
-    log_error("checkpoint not saved: {}; {}, training goes on", before.error().message(), rest);
+    log_error("checkpoint not saved: {}; {}{}", before.error().message(), rest,
+              wait ? "" : ", training goes on");  // wait: this is the run's last save
   }
   return started && wait ? last_save() : started;
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -112,10 +113,16 @@ struct CheckpointWriter::State {
 
   Result<void> wait_idle(std::unique_lock<std::mutex>& lock) {
     if (changed.wait_until(lock, began + timeout, [this] { return !busy; })) return {};
+    if (!submitted) {
+      return Error(Errc::timed_out,
+                   fmt::format("the {:.1f} MB of memory for a checkpoint's copy could not be had within {} s "
+                               "(checkpoint.timeout_s): is the machine out of memory?",
+                               static_cast<double>(buffer_bytes) / 1e6, timeout.count() / 1000));
+    }
     return Error(
         Errc::timed_out,
         fmt::format("{} has not been written after {} s (checkpoint.timeout_s): its file system does not answer",
-                    submitted ? folder_name(state.step) : "the snapshot's memory", timeout.count() / 1000));
+                    folder_name(state.step), timeout.count() / 1000));
   }
 };
 
@@ -204,6 +211,11 @@ Result<void> CheckpointWriter::poll() {
   Error error = *std::move(state_->error);
   state_->error.reset();
   return error;
+}
+
+bool CheckpointWriter::hangs() {
+  std::lock_guard lock(state_->mutex);
+  return state_->busy && SteadyClock::now() >= state_->began + state_->timeout;
 }
 
 std::int64_t CheckpointWriter::last_saved_step() {

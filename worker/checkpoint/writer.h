@@ -56,6 +56,8 @@ class CheckpointWriter {
   Result<void> wait();
   // The same without waiting: the outcome of saves that have ended.
   Result<void> poll();
+  // The save in work is beyond its time: tells wait()'s own timed_out from that of a save.
+  bool hangs();
   std::int64_t last_saved_step();  // -1: none yet
 
  private:

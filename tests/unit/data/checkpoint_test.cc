@@ -302,10 +302,27 @@ TEST_F(Directory, ASaveThatHangsIsAnErrorAfterItsTime) {
   EXPECT_EQ(next.error().code(), Errc::timed_out);
   EXPECT_THAT(next.error().message(), HasSubstr("step-000000007 has not been written"));
   EXPECT_FALSE(writer->wait());
+  EXPECT_TRUE(writer->hangs());
   writer.reset();
   EXPECT_FALSE(gate->gone) << "the writer waited for a save that hangs";
   gate->open = true;
-  while (gate.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 60'000 && gate.use_count() > 1; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(gate.use_count(), 1) << "the thread that was left behind has not ended";
+}
+
+// A file server's "timed out" has the code of a save that hangs, but the save is over.
+TEST_F(Directory, ASaveThatFailsWithATimeOutDoesNotHang) {
+  auto writer =
+      make_writer([](std::int64_t,
+                     const std::vector<FileContent>&) -> Result<void> { return Error::from_errno(ETIMEDOUT, "write"); },
+                  std::chrono::seconds(60));
+  ASSERT_TRUE(writer->begin());
+  writer->submit(TrainState{});
+  auto saved = writer->wait();
+  ASSERT_FALSE(saved);
+  EXPECT_EQ(saved.error().code(), Errc::timed_out);
+  EXPECT_FALSE(writer->hangs());
+  EXPECT_TRUE(writer->begin());
 }
 
 TEST_F(Directory, RemainsOfAKilledWriterDoNoHarm) {
