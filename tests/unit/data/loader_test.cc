@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -130,13 +131,22 @@ TEST(Loader, ABrokenSampleIsAnErrorOfItsOwnBatch) {
   }
 }
 
+// Polls for 60 s at most.
+bool eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 60'000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return condition();
+}
+
 // A read that hangs: the consumer hears of it, and neither the next epoch nor the end waits for it.
 TEST(Loader, ATimeoutNamesTheSlowSample) {
   for (const int workers : {0, 1, 3}) {
     const auto dataset = std::make_shared<FakeDataset>();
     dataset->slow = 5;
     LoaderOptions o = options(workers);
-    o.timeout = std::chrono::milliseconds(400);  // the first batch must make it on a busy machine
+    o.timeout = std::chrono::seconds(1);  // the first batch must make it on a busy machine
     o.grace = std::chrono::milliseconds(50);
     auto loader = make(dataset, o);
     ASSERT_TRUE(loader->begin_epoch(0, first(20)));
@@ -152,7 +162,7 @@ TEST(Loader, ATimeoutNamesTheSlowSample) {
     loader.reset();
     EXPECT_FALSE(dataset->left) << "the loader waited for a read that hangs";
     dataset->released = true;  // the thread that was left behind ends, and frees what it shared
-    while (dataset.use_count() > 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(eventually([&dataset] { return dataset.use_count() == 1; }));
   }
 }
 
@@ -165,10 +175,9 @@ TEST(Loader, WaitsByParts) {
   auto there = loader->wait(std::chrono::milliseconds(1));
   ASSERT_TRUE(there);
   EXPECT_FALSE(*there);
-  while (loader->in_work() != "fake 5") std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(eventually([&loader] { return loader->in_work() == "fake 5"; })) << loader->in_work();
   dataset->released = true;
-  while (!*loader->wait(std::chrono::milliseconds(1))) {
-  }
+  ASSERT_TRUE(eventually([&loader] { return loader->wait(std::chrono::milliseconds(1)).value(); }));
   auto second = loader->next();
   ASSERT_TRUE(second && *second != nullptr);
   EXPECT_EQ((*second)->indices[0], 4);
