@@ -37,6 +37,11 @@ static Result<void> make_folder_of(const std::string& path) {
 Result<void> check_writable(const std::string& path) {
   auto made = make_folder_of(path);
   if (!made) return made;
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) == 0) {  // a device or a pipe may well be wanted
+    if (S_ISDIR(info.st_mode)) return data::file_error(EISDIR, "cannot write " + path);
+    if (S_ISSOCK(info.st_mode)) return data::file_error(ENXIO, "cannot write " + path);
+  }
   if (::access(path.c_str(), W_OK) == 0) return {};
   const int why = errno;
   const std::string parent = std::filesystem::path(path).parent_path().string();

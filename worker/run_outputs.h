@@ -14,7 +14,7 @@ namespace ddprun::trainer {
 
 // The files under `output` in the configuration: metrics, sample indices, TensorBoard, parameters. What an earlier run
 // had written beyond the checkpoint that this one goes on from is cut off. A file that fails later (a full disk) is
-// said and given up: it must not end a run.
+// said and given up: it must not end a run. Only the parameters, written at the end, are an error then.
 class RunOutputs {
  public:
   explicit RunOutputs(const Session& session) : s_(session) {}
@@ -22,7 +22,6 @@ class RunOutputs {
   // On every rank. Errors begin with the key: what cannot be written is found before the first step.
   Result<void> open();
 
-  bool wants_indices() const { return indices_.has_value(); }
   std::int64_t index_bytes() const { return indices_ ? indices_->size_bytes() : 0; }  // of this rank's file
 
   // A step's samples are kept until after_step(): a step that is not made leaves none behind.
@@ -32,7 +31,7 @@ class RunOutputs {
   void scalar(std::string_view tag, std::int64_t step, double value);  // to TensorBoard, if it is wanted
   void flush();
 
-  // output.params, rank 0 at the end.
+  // output.params, rank 0 at the end. Errors: the file cannot be written.
   Result<void> write_params() const;
 
  private:

@@ -152,6 +152,14 @@ TEST(Metrics, AreCutBackToAStep) {
   std::filesystem::remove_all(folder);
 }
 
+TEST(Metrics, AFolderOrASocketCannotBeWritten) {
+  EXPECT_TRUE(check_writable("/dev/null"));
+  const std::string folder = ::testing::TempDir();
+  auto wrong = check_writable(folder);
+  ASSERT_FALSE(wrong);
+  EXPECT_EQ(wrong.error().message(), "cannot write " + folder + ": Is a directory");
+}
+
 TEST(Progress, LossesOfAnySize) {
   EXPECT_EQ(format_loss(0.25), "0.2500");
   EXPECT_EQ(format_loss(-3.2174613e37), "-3.217e+37");
