@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 #include <signal.h>
 
-#include <chrono>
 #include <cstdio>
 #include <span>
 #include <string>
@@ -25,8 +24,6 @@
 
 namespace ddprun::trainer {
 namespace {
-
-constexpr std::chrono::seconds kTimeForTheSpeaker{5};
 
 int usage_error(const std::string& message) {
   std::fprintf(stderr, "trainer: %s\n", message.c_str());
@@ -71,7 +68,7 @@ int run(const std::vector<std::string>& arguments) {
       write_error_file(env->error_file, config.error().message(), exit_code::kUsage);
       return usage_error(config.error().message());
     }
-    // A launcher stops all when the first one ends: the one that speaks must be the first. Its end brings us a SIGTERM.
+    // The end of the one that speaks brings us a SIGTERM.
     std::this_thread::sleep_for(kTimeForTheSpeaker);
     return exit_code::kUsage;
   }

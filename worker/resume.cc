@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -15,9 +14,6 @@
 
 namespace ddprun::trainer {
 namespace {
-
-// Below the time that the other ranks wait for rank 0 (session.cc), so that they hear its reason.
-constexpr std::chrono::seconds kSetupLimit{540};
 
 struct Chosen {
   std::shared_ptr<const checkpoint::CheckpointDirectory> directory;  // null: no checkpoint.dir
@@ -84,7 +80,7 @@ Result<void> restore(Session& s) {
   s.state.seed = s.config.train.seed;
   s.state.world_size = s.world_size();
   s.state.scale = static_cast<float>(s.scaler.scale());
-  auto chosen = within<Chosen>(kSetupLimit, "checkpoint.dir or checkpoint.resume",
+  auto chosen = within<Chosen>(kSetupTimeout - kSetupSpare, "checkpoint.dir or checkpoint.resume",
                                [config = s.config.checkpoint] { return choose_checkpoint(config); });
   if (!chosen) return std::move(chosen).error();
   s.directory = std::move(chosen->directory);

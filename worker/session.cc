@@ -21,13 +21,7 @@
 namespace ddprun::trainer {
 namespace {
 
-// Until the first step: one rank may read files while the others wait for it.
-constexpr std::chrono::milliseconds kSetupTimeout{600'000};
-constexpr std::chrono::minutes kSpare{1};
-// The rank that says why the run ends needs this long to end, at most.
-constexpr std::chrono::seconds kTimeForTheSpeaker{5};
-
-// Opening reads whole files of some formats: longer than a batch may take.
+// Opening reads whole files of some formats: longer than a batch may take. Data and weights have this each.
 std::chrono::milliseconds open_limit(const TrainerConfig& config) { return 2 * config.data.read_timeout; }
 
 std::vector<ddp::ParameterInfo> parameter_infos(const engine::ParameterStore& store) {
@@ -123,7 +117,11 @@ Result<void> open_local(Session& s) {
   s.store = std::move(*store);
   engine::initialise(s.config.model, *s.store, s.config.train.seed);
   if (!s.config.weights.empty() && s.is_root()) {
-    auto loaded = load_weights(s.config.weights, *s.store);
+    auto file = within<checkpoint::SafetensorsFile>(open_limit(s.config), "the file", [path = s.config.weights] {
+      return checkpoint::SafetensorsFile::open(path);
+    });
+    if (!file) return std::move(file).error().with_context("model.weights");
+    auto loaded = load_weights(*file, s.config.weights, *s.store);
     if (!loaded) return std::move(loaded).error().with_context("model.weights");
   }
   s.plans = std::make_unique<Plans>(s.config.model, s.config.loss, *s.store, s.config.train.activation_checkpointing);
@@ -246,7 +244,7 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
   auto communicator = comm::make_communicator(env, options);
   if (!communicator) return std::move(communicator).error();
   s.communicator = std::move(*communicator);
-  s.communicator->set_timeout(std::max<std::chrono::milliseconds>(kSetupTimeout, open_limit(config) + kSpare));
+  s.communicator->set_timeout(std::max<std::chrono::milliseconds>(kSetupTimeout, 2 * open_limit(config) + kSetupSpare));
 
   Result<void> done = s.together(open_local(s));
   if (done) done = make_reducer(s);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,11 @@ class DeviceContext;
 }
 
 namespace ddprun::trainer {
+
+// Until the first step: one rank may read files while the others wait for it, a little longer than it may take, so that
+// they hear its reason.
+constexpr std::chrono::seconds kSetupTimeout{600};
+constexpr std::chrono::seconds kSetupSpare{60};
 
 // All that one rank's run is made of, in the order in which it is made and given up.
 struct Session {

@@ -127,15 +127,14 @@ Result<void> restore_optimizer(const checkpoint::SafetensorsFile& file, optim::O
   });
 }
 
-Result<void> load_weights(const std::string& path, engine::ParameterStore& store) {
-  auto file = checkpoint::SafetensorsFile::open(path);
-  if (!file) return std::move(file).error();
+Result<void> load_weights(const checkpoint::SafetensorsFile& file, const std::string& path,
+                          engine::ParameterStore& store) {
   for (const engine::Parameter& parameter : store.parameters()) {
     if (parameter.dtype == engine::DType::i64) continue;  // counters start anew
     constexpr std::string_view kPrefix = "transformer.";
-    const TensorView* tensor = file->find(parameter.name);
+    const TensorView* tensor = file.find(parameter.name);
     if (tensor == nullptr && parameter.name.rfind(kPrefix, 0) == 0) {
-      tensor = file->find(parameter.name.substr(kPrefix.size()));
+      tensor = file.find(parameter.name.substr(kPrefix.size()));
     }
     if (tensor == nullptr) {
       return Error(Errc::invalid_argument, fmt::format("{}: has no tensor '{}'", path, parameter.name));

@@ -15,8 +15,10 @@ Result<void> restore_optimizer(const checkpoint::SafetensorsFile& file, optim::O
 std::string optimizer_tensor_name(const optim::StateTensor& tensor);  // "exp_avg.fc1.weight"
 
 // Initial weights from a file that something else wrote (torchvision, Hugging Face): F64, F32, F16 or BF16, with or
-// without the prefix "transformer."; other tensors in the file are passed over. Errors name what is missing.
-Result<void> load_weights(const std::string& path, engine::ParameterStore& store);
+// without the prefix "transformer."; other tensors in the file are passed over. path: for the errors, which name what
+// is missing.
+Result<void> load_weights(const checkpoint::SafetensorsFile& file, const std::string& path,
+                          engine::ParameterStore& store);
 
 checkpoint::TensorType tensor_type(engine::DType dtype);
 

@@ -105,7 +105,10 @@ int main(int argc, char** argv) {
   auto kernels = good(engine::make_cpu_kernels());
   auto store = good(engine::ParameterStore::create(model.graph, *kernels));
   engine::initialise(config, *store, static_cast<std::uint64_t>(std::atoll(keys["seed"].c_str())));
-  if (keys.contains("weights")) good(trainer::load_weights(keys["weights"], *store));
+  if (keys.contains("weights")) {
+    const auto file = good(checkpoint::SafetensorsFile::open(keys["weights"]));
+    good(trainer::load_weights(file, keys["weights"], *store));
+  }
   if (keys.contains("save")) save(*store, keys["save"]);
   if (keys.contains("input")) evaluate(model, *store, keys["input"], keys["logits"]);
   return 0;

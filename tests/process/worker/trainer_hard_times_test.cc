@@ -230,6 +230,14 @@ TEST_F(TrainerHardTimes, OtherReadsThatHangEndTheRunToo) {
   const Finished ended = table.run(2);
   EXPECT_EQ(ended.code, 1) << said(ended);
   EXPECT_THAT(ended.err, HasSubstr("data.train or data.validation did not answer within 2 s"));
+  stuck.release();
+  table.runner().write("w.safetensors", "");
+  table.set("model.weights", table.path("w.safetensors"));
+  StuckFile weights(table.path("w.safetensors"));
+  ASSERT_TRUE(weights.held());
+  const Finished weightless = table.run(2);
+  EXPECT_EQ(weightless.code, 1) << said(weightless);
+  EXPECT_THAT(weightless.err, HasSubstr("model.weights: the file did not answer within 2 s"));
 }
 
 class TrainerStopsOneRank : public TrainerHardTimes, public ::testing::WithParamInterface<std::tuple<int, int>> {};
@@ -380,6 +388,12 @@ TEST_F(TrainerHardTimes, WhatCannotBeWrittenIsFoundAtTheStart) {
     EXPECT_THAT(wrong.out, Not(HasSubstr("epoch 1")));
     EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
   }
+  TrainerRunner folder;  // the only file that is opened at the end
+  folder.set("data.train", path("data.csv"));
+  folder.set("output.params", path("."));
+  const Finished wrong = folder.run(2);
+  EXPECT_EQ(wrong.code, 78) << said(wrong);
+  EXPECT_THAT(wrong.err, HasSubstr("output.params: cannot write " + path(".") + ": Is a directory"));
   // Nobody asked for the default log file: a folder that cannot be written is no reason not to train.
   fs::create_directories(path("work/train.log"));
   TrainerRunner quiet;
