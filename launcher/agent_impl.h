@@ -109,6 +109,7 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
     bool guard_fired = false;          // we did not run until that time had passed
     std::optional<TimePoint> kill_at;  // the lease ran out while they were being stopped with more patience
     int signal = 0;                    // that we were told to stop with
+    bool operators_wish = false;       // ddpctl stopped the job or drained this node: its outcome is in `verdict`
   };
   asio::awaitable<Verdict> run_round(rdzv::Assignment assignment);
   Result<void> serve_store(const rdzv::Assignment& assignment);
@@ -129,7 +130,10 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
   void on_exit(Current& c, const WorkerExit& exit);
   void decide(Current& c, const RestartPolicy::Decision& decision, TimePoint at);
   void on_stopped(Current& c);
+  bool all_saved() const;  // every worker of this node ended with 75
   JobOutcome after_signal(int signal) const;
+  // Never 75: nobody is to start again at once what an operator has stopped.
+  void after_operators_wish(JobOutcome& outcome) const;
   void on_lease_expired(Current& c);
   void tell_lease();
   void on_stop_request(Current& c, int signal);

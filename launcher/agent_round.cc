@@ -263,21 +263,31 @@ void Agent::Impl::on_stopped(Current& c) {
     c.failure = std::move(complete);
     if (!c.verdict) tell_failure(c);
   }
-  if (c.signal != 0) {
-    // An operator's wish or a failure that came first keeps its reason, unless the workers saved and ended with 75.
+  if (auto* wish = c.operators_wish && c.verdict ? std::get_if<JobOutcome>(&*c.verdict) : nullptr) {
+    after_operators_wish(*wish);
+  } else if (c.signal != 0) {
+    // A failure that came first keeps its reason, unless the workers saved and ended with 75.
     JobOutcome ended = after_signal(c.signal);
     const bool has_reason = c.verdict && std::holds_alternative<JobOutcome>(*c.verdict);
     if (!has_reason || ended.kind == JobOutcome::Kind::resume_me) c.verdict = std::move(ended);
   }
 }
 
-JobOutcome Agent::Impl::after_signal(int signal) const {
+bool Agent::Impl::all_saved() const {
   const auto exits = group ? group->exits() : std::vector<WorkerExit>();
-  bool resumable = static_cast<std::int64_t>(exits.size()) == options.nproc;
+  bool saved = static_cast<std::int64_t>(exits.size()) == options.nproc;
   for (const WorkerExit& exit : exits) {
-    resumable = resumable && exit.status.signal == 0 && exit.status.code == exit_code::kResumeMe;
+    saved = saved && exit.status.signal == 0 && exit.status.code == exit_code::kResumeMe;
   }
-  if (!resumable) return signalled(signal);
+  return saved;
+}
+
+void Agent::Impl::after_operators_wish(JobOutcome& outcome) const {
+  if (all_saved()) outcome.reason += "; its workers saved their state and ended with 75: started again, the job goes on from there";
+}
+
+JobOutcome Agent::Impl::after_signal(int signal) const {
+  if (!all_saved()) return signalled(signal);
   rdzv::Finished finished;
   finished.result = rdzv::DoneResult::resume_me;
   return ended_well(finished, "");
@@ -368,8 +378,8 @@ void Agent::Impl::on_shutdown(Current& c, rdzv::Shutdown shutdown) {
   const std::string reason = shutdown.reason;
   c.verdict = shut_down(std::move(shutdown));
   if (operators_wish) {
-    // As if we had been told to stop with SIGTERM: workers that save and end with 75 make it 75.
     c.signal = SIGTERM;
+    c.operators_wish = true;
     if (!c.started || c.stopped) return;
   }
   begin_stop(c, SIGTERM, options.shutdown_timeout);

@@ -316,7 +316,7 @@ bool Membership::drain(const std::string& node, const std::string& reason, TimeP
     shutdown.cause = rdzv::ShutdownCause::drained;
     shutdown.reason = reason;
     actions.push_back(Send{id, shutdown});
-    leave(id, "was drained: " + reason, now, actions);
+    leave(id, "was " + reason, now, actions);
   }
   try_form(now, actions);
   return true;

@@ -134,7 +134,7 @@ void OperatorDesk::drain(AgentSession& session, const rdzv::DrainRequest& reques
   for (auto& [id, job] : jobs_) {
     if (!request.run_id.empty() && id.value != request.run_id) continue;
     Actions actions;
-    if (job.membership.drain(request.node, "ddpctl drain", now, actions)) ++done;
+    if (job.membership.drain(request.node, "drained with ddpctl drain", now, actions)) ++done;
     apply_(job, std::move(actions), now);
   }
   answer(session, done > 0, done > 0 ? "drained " + request.node : "no node '" + request.node + "' is in a job here");

@@ -240,7 +240,8 @@ class Rendezvous(RendezvousTest):
         port = free_port()
         endpoint = f"127.0.0.1:{port}"
         self.daemon(port)
-        nodes = [self.node(n, endpoint, nnodes="1:2", conf=FAST) for n in "ab"]
+        # Workers that save and end with 75: nobody is to start again at once what an operator has stopped.
+        nodes = [self.node(n, endpoint, nnodes="1:2", conf=FAST, TEST_TERM_CODE="75") for n in "ab"]
         self.wait_for_world(2)
         table = self.ctl(endpoint, "status").stdout
         self.assertRegex(table, r"job job  running  round 1  nodes 2 of 1:2  world size 2")
@@ -251,10 +252,14 @@ class Rendezvous(RendezvousTest):
         codes = [n.process.poll() for n in nodes]
         drained = poll("one node ended", lambda: [n for n in nodes if n.process.poll() is not None])[0]
         self.assertEqual(drained.wait(), 143, (codes, drained.errors()))
+        saved = "its workers saved their state and ended with 75"
+        self.assertIn(f"ddprun: drained with ddpctl drain; {saved}", drained.errors())
         self.assertEqual(self.ctl(endpoint, "drain", "nobody").returncode, 1)
         self.assertEqual(self.ctl(endpoint, "stop", "job").returncode, 0)
         for node in nodes:
             self.assertEqual(node.wait(), 143, node.errors())
+            if node is not drained:
+                self.assertIn(f"ddprun: stopped with ddpctl stop; {saved}", node.errors())
         self.assertEqual(self.ctl(endpoint, "stop", "job").returncode, 1)
         self.assertEqual(self.ctl(endpoint, "sttus").returncode, 2)
         self.assertEqual(self.ctl(f"127.0.0.1:{free_port()}", "status").returncode, 69)

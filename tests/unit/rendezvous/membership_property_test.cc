@@ -243,7 +243,7 @@ class World {
   void drain(Agent& agent) {
     note("is drained", agent);
     Actions actions;
-    if (m_.drain(agent.info.node_id.value, "operator", now_, actions)) take(std::move(actions));
+    if (m_.drain(agent.info.node_id.value, "drained by the operator", now_, actions)) take(std::move(actions));
   }
 
   // The process dies with its workers. Its host sends FIN or RST if there is a way.

@@ -200,7 +200,7 @@ std::string MembershipScenario::run(const std::string& command) {
   }
   if (verb == "drain") {
     Actions actions;
-    if (!membership_.drain(name, "ddpctl drain", now_, actions)) return "no such node\n";
+    if (!membership_.drain(name, "drained with ddpctl drain", now_, actions)) return "no such node\n";
     quiet_.insert(name);
     return render(actions);
   }
