@@ -221,6 +221,8 @@ std::optional<bool> to_flag(std::string_view text) {
 }
 
 std::string number_text(double value) {
+  // A limit of a billion is 1000000000 and not 1e+09.
+  if (value == std::trunc(value) && std::abs(value) < 1e15) return std::to_string(static_cast<std::int64_t>(value));
   std::array<char, 32> buffer{};
   const auto [end, ec] = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
   return ec == std::errc() ? std::string(buffer.data(), end) : std::string("?");

@@ -107,6 +107,7 @@ enum class ShutdownCause : std::uint8_t {
   drained = 3,         // ddpctl drain of this node
   daemon_stops = 4,    // SIGTERM of the daemon: workers run on, the agent reconnects
 };
+// spare: this node will run nothing unless another one is lost, which its user may not have meant.
 enum class NoticeKind : std::uint8_t { node_lost = 0, newcomer = 1, spare = 2 };
 
 // What an agent says about itself. Job-wide values must be equal on all nodes of a run id.

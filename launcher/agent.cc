@@ -289,7 +289,14 @@ asio::awaitable<std::variant<rdzv::Assignment, JobOutcome>> Agent::Impl::join(Ro
           assignment->restart_count, std::chrono::duration_cast<milliseconds>(SteadyClock::now() - begin).count());
       co_return *assignment;
     }
-    if (auto* finished = std::get_if<rdzv::Finished>(message)) co_return ended_well(*finished, "as a spare");
+    if (auto* finished = std::get_if<rdzv::Finished>(message)) {
+      if (spawn_number == 0 && finished->result == rdzv::DoneResult::success) {
+        log_warning("the job of run id '{}' ended well without this node: it was a spare and never started a worker",
+                    options.run_id.value);
+        co_return JobOutcome();
+      }
+      co_return ended_well(*finished, "as a spare");
+    }
     if (auto* shutdown = std::get_if<rdzv::Shutdown>(message)) co_return shut_down(std::move(*shutdown));
     if (auto* refusal = std::get_if<rdzv::Refused>(message)) {
       if (!refusal->retry) {
@@ -361,7 +368,8 @@ JobOutcome Agent::Impl::shut_down(rdzv::Shutdown shutdown) {
 
 void Agent::Impl::other(rdzv::ServerMessage& message) {
   if (auto* notice = std::get_if<rdzv::Notice>(&message)) {
-    log_info("rendezvous: {}", notice->text);
+    log_write(notice->kind == rdzv::NoticeKind::spare ? LogLevel::warning : LogLevel::info,
+              "rendezvous: " + notice->text);
   } else if (auto* request = std::get_if<rdzv::FlightRequest>(&message)) {
     rdzv::FlightReply reply;
     reply.id = request->id;

@@ -114,8 +114,8 @@ void Agent::Impl::start_workers(Current& c) {
   c.started = true;
   c.started_at = SteadyClock::now();
   tell_lease();
-  log_info("started {} workers ranks={}..{} of {}", options.nproc, a.first_rank.value,
-           a.first_rank.value + options.nproc - 1, a.world_size);
+  log_info("started {} {} ranks={}..{} of {}", options.nproc, options.nproc == 1 ? "worker" : "workers",
+           a.first_rank.value, a.first_rank.value + options.nproc - 1, a.world_size);
   tasks.spawn(pump_exits());
 }
 
@@ -283,7 +283,8 @@ bool Agent::Impl::all_saved() const {
 }
 
 void Agent::Impl::after_operators_wish(JobOutcome& outcome) const {
-  if (all_saved()) outcome.reason += "; its workers saved their state and ended with 75: started again, the job goes on from there";
+  if (all_saved())
+    outcome.reason += "; its workers saved their state and ended with 75: started again, the job goes on from there";
 }
 
 JobOutcome Agent::Impl::after_signal(int signal) const {

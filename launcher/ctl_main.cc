@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <exception>
@@ -29,6 +30,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLimit{5'000};
 constexpr milliseconds kFlightLimit{60'000};  // the daemon gives each node 5 s, eight at a time
 constexpr milliseconds kWatchPeriod{500};
+constexpr const char* kTokenHelp = "the daemon's secret; mode 600";
 
 int complain(int code, const std::string& text) {
   fmt::print(stderr, "ddpctl: {}\n", text);
@@ -107,7 +109,14 @@ int status(const Endpoint& endpoint, Arguments arguments) {
 Result<std::string> token_of(const ParsedOptions& parsed) {
   if (!parsed.given("token-file")) return std::string();
   std::ifstream file(parsed.text("token-file"));
-  if (!file) return Error(Errc::not_found, "--token-file " + parsed.text("token-file") + " cannot be read");
+  struct stat info {};
+  if (!file || ::stat(parsed.text("token-file").c_str(), &info) != 0) {
+    return Error(Errc::not_found, "--token-file " + parsed.text("token-file") + " cannot be read");
+  }
+  if ((info.st_mode & 077) != 0) {
+    return Error(Errc::invalid_argument,
+                 "--token-file " + parsed.text("token-file") + ": others can read it; chmod 600 it");
+  }
   std::string token((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
   return token;
@@ -122,12 +131,17 @@ int command(const Endpoint& endpoint, const rdzv::OperatorMessage& message) {
 }
 
 int drain(const Endpoint& endpoint, Arguments arguments) {
-  auto parsed = parse(
-      "drain", "NODE [--rdzv-id RUN_ID] [--token-file FILE]",
-      {text("rdzv-id", "RUN_ID", "only in this job"), text("token-file", "FILE", "the daemon's secret")}, arguments);
+  auto parsed =
+      parse("drain", "NODE [--rdzv-id RUN_ID] [--token-file FILE]",
+            {text("rdzv-id", "RUN_ID",
+                  "only in this job; without it a host name or an address means that host's nodes of all jobs"),
+             text("token-file", "FILE", kTokenHelp)},
+            arguments);
   if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
   if (parsed->flag("help")) return exit_code::kOk;
-  if (parsed->rest().size() != 1) return complain(exit_code::kUsage, "drain: name one NODE (host name or node id)");
+  if (parsed->rest().size() != 1)
+    return complain(exit_code::kUsage,
+                    "drain: name one NODE (host name, address or node id; with --rdzv-id also its group rank)");
   auto token = token_of(*parsed);
   if (!token) return complain(exit_code::kUsage, token.error().message());
   rdzv::DrainRequest request;
@@ -138,8 +152,7 @@ int drain(const Endpoint& endpoint, Arguments arguments) {
 }
 
 int stop(const Endpoint& endpoint, Arguments arguments) {
-  auto parsed =
-      parse("stop", "RUN_ID [--token-file FILE]", {text("token-file", "FILE", "the daemon's secret")}, arguments);
+  auto parsed = parse("stop", "RUN_ID [--token-file FILE]", {text("token-file", "FILE", kTokenHelp)}, arguments);
   if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
   if (parsed->flag("help")) return exit_code::kOk;
   if (parsed->rest().size() != 1) return complain(exit_code::kUsage, "stop: name one RUN_ID");
@@ -207,10 +220,14 @@ constexpr std::array kCommands = {
             status},
     Command{"roster", "RUN_ID                        each node's place: group rank, ranks, address; one line a node",
             roster},
-    Command{"drain", "NODE                          stop a node's workers politely; the job goes on without it", drain},
+    Command{"drain",
+            "NODE [--rdzv-id RUN_ID]       stop a node's workers politely; the jobs go on without it. NODE: host name, "
+            "address, node id, with --rdzv-id also group rank",
+            drain},
     Command{"stop", "RUN_ID                        stop a job on all its nodes", stop},
     Command{"flight", "RUN_ID [--last N]             each worker's last collectives, and who is missing where", flight},
-    Command{"doctor", "[--log-dir DIR]               can jobs run on this host: GPUs, limits, names, room, ports",
+    Command{"doctor",
+            "[--log-dir DIR]               can jobs run on this host: GPUs, limits, names, room, ports; 0: yes, 78: no",
             ctl_doctor},
     Command{"store", "get|set|keys|wait|stats ...   look into the key-value store", ctl_store},
 };

@@ -21,6 +21,19 @@ using nlohmann::json;
 
 constexpr std::string_view kUsage =
     "ddpctl store get KEY | set KEY VALUE | keys [PREFIX] | wait KEY... | stats  [--json] [--raw] [--timeout-ms N]";
+constexpr std::string_view kHelp = R"(
+Options (hyphens or underscores):
+  --json
+      answers as one JSON object; bytes that are no UTF-8 as {"hex": "..."}
+  --raw
+      KEY and PREFIX are keys as the server has them. Without it they are keys as torch's TCPStore client names them,
+      which puts a '/' in front of each. Values are always printed as they are
+  --timeout-ms N
+      how long to wait for the server and for keys that are not there yet [default: 10000]
+  --help
+      print this and exit
+What follows -- is no option. Exit code 69: no server, or the key did not come in time.
+)";
 constexpr std::chrono::milliseconds kDefaultTimeout{10000};
 
 struct Request {
@@ -28,6 +41,7 @@ struct Request {
   std::vector<std::string> words;
   bool json_output = false;
   bool raw = false;
+  bool help = false;
   std::chrono::milliseconds timeout = kDefaultTimeout;
 };
 
@@ -40,6 +54,9 @@ Result<Request> parse(std::span<const std::string> arguments) {
       request.json_output = true;
     } else if (word == "--raw") {
       request.raw = true;
+    } else if (word == "--help" || word == "-h") {
+      request.help = true;
+      return request;
     } else if (word == "--timeout-ms" || word == "--timeout_ms") {
       if (i + 1 == arguments.size()) return Error(Errc::invalid_argument, word + " needs a number of milliseconds");
       limit = arguments[++i];
@@ -51,7 +68,8 @@ Result<Request> parse(std::span<const std::string> arguments) {
                            arguments.end());
       break;
     } else if (word.starts_with("--")) {
-      return Error(Errc::invalid_argument, fmt::format("unknown option {}; usage: {}", word, kUsage));
+      return Error(Errc::invalid_argument,
+                   fmt::format("unknown option {} (what is no option goes behind --); usage: {}", word, kUsage));
     } else {
       request.words.push_back(word);
     }
@@ -176,6 +194,10 @@ int fail(const Error& error) {
 int ctl_store(const Endpoint& endpoint, std::span<const std::string> arguments) {
   auto request = parse(arguments);
   if (!request) return fail(request.error());
+  if (request->help) {
+    print(fmt::format("Usage: {}\n{}", kUsage, kHelp));
+    return std::fflush(stdout) == 0 ? exit_code::kOk : exit_code::kFailure;
+  }
   StoreClientOptions options;
   options.endpoint = endpoint;
   options.prefix = request->raw || request->verb == "stats" ? "" : "/";

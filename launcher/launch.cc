@@ -319,7 +319,9 @@ class Launch {
       const std::string name = signal_text(number);
       switch (policy.on(number, SteadyClock::now())) {
         case SignalPolicy::Action::stop:
-          log_info("{}: the job ends; workers get it and have {} s", name, options_.shutdown_timeout.count() / 1000.0);
+          log_info("{}: {}; workers get it and have {} s", name,
+                   options_.nnodes_max > 1 ? "this node leaves the job" : "the job ends",
+                   options_.shutdown_timeout.count() / 1000.0);
           agent.stop(number);
           break;
         case SignalPolicy::Action::stop_now:

@@ -91,6 +91,21 @@ Result<std::shared_ptr<LogTree>> LogTree::open(const std::string& log_dir, const
   return tree;
 }
 
+Result<void> LogTree::try_out(const std::string& log_dir) {
+  std::error_code ec;
+  std::vector<std::filesystem::path> made;  // by open(), innermost first
+  for (auto folder = std::filesystem::absolute(log_dir, ec); !ec && folder.has_relative_path();
+       folder = folder.parent_path()) {
+    if (std::filesystem::exists(folder, ec) || ec) break;
+    made.push_back(folder);
+  }
+  auto tree = open(log_dir, "doctor", nullptr);
+  if (tree) ::rmdir((*tree)->root().c_str());
+  for (const auto& folder : made) ::rmdir(folder.c_str());
+  if (!tree) return std::move(tree).error();
+  return {};
+}
+
 void LogTree::keep() {
   if (temporary_ && guard_ && !root_.empty()) guard_->remove_folder(root_);
   temporary_ = false;

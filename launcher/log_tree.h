@@ -30,6 +30,8 @@ class LogTree {
   // guard; "/dev/null" = no files at all. Errors: system or not_found, with the path and what to do.
   static Result<std::shared_ptr<LogTree>> open(const std::string& log_dir, const std::string& run_id,
                                                std::shared_ptr<Guard> guard);
+  // Would open() take it? What it makes to find out it removes again. Errors: as open().
+  static Result<void> try_out(const std::string& log_dir);
   ~LogTree();
   LogTree(const LogTree&) = delete;
   LogTree& operator=(const LogTree&) = delete;

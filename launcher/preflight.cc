@@ -19,12 +19,14 @@
 #include "common/tcp.h"
 #include "launcher/cpu_budget.h"
 #include "launcher/device.h"
+#include "launcher/log_tree.h"
 
 namespace ddprun::launcher {
 namespace {
 
 using Level = Finding::Level;
 constexpr std::uint64_t kMiB = 1ULL << 20;
+constexpr const char* kLogDirectory = "log directory";
 
 std::optional<std::uint64_t> free_bytes(std::string folder) {
   struct statvfs status {};
@@ -169,10 +171,10 @@ class Judge {
   void disk() {
     if (!host_.log_dir_free_bytes) return;
     if (*host_.log_dir_free_bytes < 64 * kMiB) {
-      add(Level::warning, "log directory", fmt::format("only {} are free there", megabytes(*host_.log_dir_free_bytes)));
+      add(Level::warning, kLogDirectory, fmt::format("only {} are free there", megabytes(*host_.log_dir_free_bytes)));
       return;
     }
-    add(Level::ok, "log directory", megabytes(*host_.log_dir_free_bytes) + " free");
+    add(Level::ok, kLogDirectory, megabytes(*host_.log_dir_free_bytes) + " free");
   }
 
   void shared_memory() {
@@ -300,7 +302,16 @@ std::vector<Finding> doctor(const std::string& log_dir) {
   host.host_addresses = addresses_of(host.host_name);
   const std::int64_t visible = host.visible_gpus.value_or(0);
   options.nproc = visible > 0 ? visible : 2;
-  return judge(host, options, true);
+  auto findings = judge(host, options, true);
+  if (log_dir.empty() || log_dir == "/dev/null") return findings;
+  if (auto usable = LogTree::try_out(log_dir); !usable) {
+    std::erase_if(findings, [](const Finding& finding) { return finding.subject == kLogDirectory; });
+    findings.insert(findings.begin(),
+                    Finding{Level::error, kLogDirectory, usable.error().message(), exit_code::kUsage});
+  } else if (!host.log_dir_free_bytes) {
+    findings.push_back(Finding{Level::ok, kLogDirectory, "can be written to"});
+  }
+  return findings;
 }
 
 }  // namespace ddprun::launcher

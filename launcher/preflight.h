@@ -48,7 +48,7 @@ std::vector<Finding> judge(const HostState& host, const LaunchOptions& options, 
 std::optional<std::string> interface_address(const std::string& name);
 
 // For `ddpctl doctor`: all checks, as for a job of several nodes with a worker for each GPU (at least 2). Asks the
-// resolver for our own name, which may take seconds.
+// resolver for our own name, which may take seconds, and tries to write to `log_dir`.
 std::vector<Finding> doctor(const std::string& log_dir);
 
 }  // namespace ddprun::launcher

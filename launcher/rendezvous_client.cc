@@ -135,8 +135,11 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     // While a lease runs, a silent server must not hold us longer than that.
     const milliseconds limit =
         was_connected ? std::min(options.read_timeout, options.node.lease()) : options.read_timeout;
+    problem = "connected, but no rendezvous answers there";
     auto fixed = co_await read_bytes(socket, rdzv::kHelloReplyFixedBytes, limit);
     if (!fixed) {
+      const bool closed = fixed.error().code() == Errc::peer_closed;
+      if (closed) co_return std::move(fixed).error().with_context("connected, but no rendezvous answers there");
       if (fixed.error().code() != Errc::timed_out || was_connected) co_return std::move(fixed).error();
       co_return give_up("does not answer as a rendezvous within " + std::to_string(limit.count() / 1000) + " s");
     }
@@ -200,8 +203,9 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     // EOF or reset: the host says that nobody is there any more.
     if (why.code() == Errc::peer_closed) renew_lease(broken_at);
     if (!told_broken && !goodbye) {
-      log_warning("the connection to the rendezvous at {} is broken ({}): trying again, workers run on",
-                  options.endpoint.to_string(), why.message());
+      const bool member = standing == Standing::member || standing == Standing::leaving;
+      log_warning("the connection to the rendezvous at {} is broken ({}): trying again{}", options.endpoint.to_string(),
+                  why.message(), member ? ", workers run on" : "");
     }
     told_broken = true;
     goodbye = false;
@@ -349,8 +353,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
         if (self->online) {
           self->send_beat(true);
         } else {
-          log_on_change(LogLevel::info, "rendezvous unreachable",
-                        "waiting for the rendezvous at " + self->options.endpoint.to_string() + ": " + self->problem);
+          log_info("waiting for the rendezvous at {}: {}", self->options.endpoint.to_string(), self->problem);
         }
       }
       self->tell();

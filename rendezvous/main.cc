@@ -36,6 +36,11 @@ int complain(int code, const std::string& text) {
   return code;
 }
 
+// A bad value is a usage error; a port that is taken is not.
+int code_of(const Error& error) {
+  return error.code() == Errc::invalid_argument ? exit_code::kUsage : exit_code::kFailure;
+}
+
 asio::awaitable<void> serve_until_signalled(asio::io_context& io, RendezvousServer& server,
                                             std::unique_ptr<MetricsServer>& metrics) {
   asio::signal_set signals(io, SIGTERM, SIGINT);
@@ -65,7 +70,7 @@ int run(int argc, char** argv) {
   listen.address = options->address;
   listen.port = options->port;
   auto listener = tcp_listen(listen);
-  if (!listener) return complain(exit_code::kFailure, listener.error().message());
+  if (!listener) return complain(code_of(listener.error()), listener.error().message());
   asio::io_context io(1);
   ServerOptions server_options;
   server_options.token = options->token;
@@ -73,11 +78,11 @@ int run(int argc, char** argv) {
   server_options.store.max_connections = options->max_connections;
   if (!options->state_file.empty()) {
     auto worlds = read_state(options->state_file);
-    if (!worlds) return complain(exit_code::kFailure, worlds.error().message());
+    if (!worlds) return complain(exit_code::kUsage, worlds.error().message());
     server_options.state_file = options->state_file;
     server_options.worlds = std::move(*worlds);
     if (auto writable = write_state(options->state_file, server_options.worlds); !writable) {
-      return complain(exit_code::kFailure, writable.error().message());
+      return complain(exit_code::kUsage, writable.error().message());
     }
   }
   RendezvousServer server(io, std::move(*listener), std::move(server_options));
@@ -88,7 +93,7 @@ int run(int argc, char** argv) {
     metrics_listen.port = *options->metrics_port;
     auto metrics_listener = tcp_listen(metrics_listen);
     if (!metrics_listener) {
-      return complain(exit_code::kFailure, "--metrics-port: " + metrics_listener.error().message());
+      return complain(code_of(metrics_listener.error()), "--metrics-port: " + metrics_listener.error().message());
     }
     metrics = std::make_unique<MetricsServer>(io, std::move(*metrics_listener), server);
   }

@@ -97,8 +97,9 @@ class Membership {
   // Its connection closed (FIN or RST; not a write that timed out: that is silence).
   Actions disconnected(const NodeId& node, TimePoint now);
 
-  // Operators. `node` is a node id or a host name; false: no such node.
-  bool drain(const std::string& node, const std::string& reason, TimePoint now, Actions& actions);
+  // Operators. `node` is a node id, a host name, an address or, if it is none of them, the group rank of a member.
+  // How many nodes are drained; 0: there is no such node.
+  std::size_t drain(const std::string& node, const std::string& reason, TimePoint now, Actions& actions);
   Actions stop(const std::string& reason, TimePoint now);
 
   // What runs out by itself.

@@ -23,8 +23,12 @@ std::optional<rdzv::Refused> Membership::refusal(const rdzv::NodeInfo& info) con
   const auto other = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.first != info.node_id; });
   const auto ms = [](std::chrono::milliseconds t) { return fmt::format("{} ms", t.count()); };
   const auto differ = [&](const char* what, const std::string& theirs, const std::string& ours) {
+    const rdzv::NodeInfo& first = other->second.info;
+    const auto name = [&](const rdzv::NodeInfo& node) {  // of one host: which of the two
+      return info.host == first.host ? fmt::format("{} (node {:.8})", node.host, node.node_id.value) : node.host;
+    };
     refused.reason = fmt::format("job {}: {} says {}={}, {} says {}. Start every node with the same value",
-                                 run_id_.value, info.host, what, theirs, other->second.info.host, ours);
+                                 run_id_.value, name(info), what, theirs, name(first), ours);
   };
   if (other != nodes_.end()) {
     const rdzv::NodeInfo& c = config_;
@@ -93,7 +97,11 @@ Actions Membership::on(const rdzv::Join& join, TimePoint now) {
   if (answer_of_ended_job(join, out)) return out;
   if (auto refused = refusal(join.node)) {
     const bool was_known = nodes_.contains(id);
-    if (was_known) depart(id, "was refused: " + refused->reason, false, now, out);
+    if (was_known) {
+      depart(id, "was refused: " + refused->reason, false, now, out);
+    } else if (!refused->retry) {
+      out.push_back(News{fmt::format("refused {}: {}", join.node.host, refused->reason)});
+    }
     out.push_back(Send{id, *refused});
     if (was_known) try_form(now, out);
     return out;
@@ -184,11 +192,14 @@ void Membership::newcomer(const Node& node, TimePoint now, Actions& out) {
     return;
   }
   rdzv::Notice notice;
-  notice.kind = rdzv::NoticeKind::spare;
+  notice.kind = recover_until_ ? rdzv::NoticeKind::newcomer : rdzv::NoticeKind::spare;
   notice.text = recover_until_
                     ? fmt::format("the rendezvous was restarted and waits for the nodes of round {}", round_.value)
-                    : fmt::format("round {} has its {} nodes: this node is a spare and takes over when one is lost",
-                                  round_.value, members());
+                    : fmt::format(
+                          "run id '{}' already runs: round {} has its {} {} ({}). This node is a spare and takes over "
+                          "when one is lost; if it was to run another job, give that its own --rdzv-id",
+                          run_id_.value, round_.value, members(), members() == 1 ? "node" : "nodes",
+                          hosts_of(MemberState::running, 3));
   out.push_back(News{fmt::format("{} is a spare of round {}", node.info.host, round_.value)});
   out.push_back(Send{node.info.node_id, std::move(notice)});
 }

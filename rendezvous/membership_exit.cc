@@ -304,12 +304,18 @@ Actions Membership::stop(const std::string& reason, TimePoint) {
   return out;
 }
 
-bool Membership::drain(const std::string& node, const std::string& reason, TimePoint now, Actions& actions) {
-  std::vector<NodeId> targets;
+std::size_t Membership::drain(const std::string& node, const std::string& reason, TimePoint now, Actions& actions) {
+  std::vector<NodeId> targets, ranked;
   for (const auto& [id, n] : nodes_) {
-    if (id.value == node || n.info.host == node) targets.push_back(id);
+    if (id.value == node || n.info.host == node || n.info.address == node) {
+      targets.push_back(id);
+    } else if (n.state != MemberState::waiting && n.in_round == round_ &&
+               std::to_string(n.slice.group_rank.value) == node) {
+      ranked.push_back(id);
+    }
   }
-  if (phase_ == Phase::ended || targets.empty()) return false;
+  if (targets.empty()) targets = std::move(ranked);
+  if (phase_ == Phase::ended || targets.empty()) return 0;
   for (const NodeId& id : targets) {
     if (!nodes_.contains(id)) continue;
     rdzv::Shutdown shutdown;
@@ -319,7 +325,7 @@ bool Membership::drain(const std::string& node, const std::string& reason, TimeP
     leave(id, "was " + reason, now, actions);
   }
   try_form(now, actions);
-  return true;
+  return targets.size();
 }
 
 }  // namespace ddprun::rendezvous

@@ -141,8 +141,9 @@ void Membership::form(TimePoint now, Actions& out) {
     set_state(node, MemberState::running);
     out.push_back(Send{node.info.node_id, std::move(a)});
   }
-  out.push_back(News{fmt::format("round {} complete: {} nodes, world size {}, restart {} of {}", round_.value,
-                                 group_world_size_, world_size_, restart_count_, config_.max_restarts)});
+  out.push_back(
+      News{fmt::format("round {} complete: {} {}, world size {}, restart {} of {}", round_.value, group_world_size_,
+                       group_world_size_ == 1 ? "node" : "nodes", world_size_, restart_count_, config_.max_restarts)});
   for (auto& [id, node] : nodes_) {
     if (node.state == MemberState::waiting) newcomer(node, now, out);
   }

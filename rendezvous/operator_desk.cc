@@ -19,6 +19,7 @@ constexpr std::size_t kAskedAtOnce = 8;
 constexpr std::size_t kUnsentFlight = 8u << 20;
 constexpr std::size_t kFlightsAtOnce = 4;
 constexpr std::size_t kHostsNamed = 8;
+constexpr std::size_t kJobsNamed = 8;
 
 std::string no_answer_from(const std::vector<std::string>& hosts) {
   if (hosts.empty()) return "";
@@ -102,9 +103,12 @@ void OperatorDesk::send_status(AgentSession& session, const std::string& run_id)
 
 void OperatorDesk::send_roster(AgentSession& session, const std::string& run_id) {
   const auto found = jobs_.find(RunId(run_id));
-  if (found == jobs_.end() || found->second.membership.empty()) {
-    return answer(session, false, "no job '" + run_id + "' is here");
+  if (found == jobs_.end()) return answer(session, false, "no job '" + run_id + "' is known here");
+  const Membership& membership = found->second.membership;
+  if (membership.size() == 0 && membership.phase() == Phase::ended) {
+    return answer(session, false, membership.why_waiting(SteadyClock::now()) + "; none of its nodes is here any more");
   }
+  if (membership.size() == 0) return answer(session, false, "no node of job '" + run_id + "' is here");
   session.stream([entries = found->second.membership.roster(), sent = std::size_t{0}, over = false]() mutable {
     std::optional<rdzv::ServerMessage> next;
     if (sent < entries.size()) {
@@ -129,15 +133,26 @@ constexpr const char* kDenied =
 
 void OperatorDesk::drain(AgentSession& session, const rdzv::DrainRequest& request) {
   if (!may_command(session, request.token)) return answer(session, false, kDenied);
+  const bool number = request.node.find_first_not_of("0123456789") == std::string::npos;
+  if (number && request.run_id.empty()) {
+    return answer(session, false, "a number is a group rank of one job: name the job too (--rdzv-id)");
+  }
   const TimePoint now = SteadyClock::now();
-  std::size_t done = 0;
+  std::size_t nodes = 0, jobs = 0;
+  std::string per_job;
   for (auto& [id, job] : jobs_) {
     if (!request.run_id.empty() && id.value != request.run_id) continue;
     Actions actions;
-    if (job.membership.drain(request.node, "drained with ddpctl drain", now, actions)) ++done;
+    const std::size_t drained = job.membership.drain(request.node, "drained with ddpctl drain", now, actions);
     apply_(job, std::move(actions), now);
+    if (drained == 0) continue;
+    nodes += drained;
+    if (++jobs <= kJobsNamed) per_job += fmt::format("{}{} {}", jobs == 1 ? "" : ", ", id.value, drained);
   }
-  answer(session, done > 0, done > 0 ? "drained " + request.node : "no node '" + request.node + "' is in a job here");
+  if (nodes == 0) return answer(session, false, "no node '" + request.node + "' is in a job here");
+  if (jobs > kJobsNamed) per_job += fmt::format(" and {} more jobs", jobs - kJobsNamed);
+  answer(session, true,
+         fmt::format("drained {} {} ({}): {}", nodes, nodes == 1 ? "node" : "nodes", request.node, per_job));
 }
 
 void OperatorDesk::stop(AgentSession& session, const rdzv::StopRequest& request) {

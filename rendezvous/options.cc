@@ -33,7 +33,7 @@ OptionTable make_table() {
                   "which jobs run, for the next daemon: it forms no second world of one that it cannot see"));
   options.push_back(integer("max-store-mib", "4096", 1, 1 << 20, "memory for store keys and values"));
   options.push_back(integer("max-connections", "0", 0, 1e7, "store clients at once; 0 = as many as descriptors allow"));
-  OptionSpec level = make_option("log-level", OptionKind::choice, "info", "LEVEL", "debug, info, warning or error");
+  OptionSpec level = make_option("log-level", OptionKind::choice, "info", "LEVEL", "our own messages");
   level.choices = {"debug", "info", "warning", "error"};
   level.env = "DDPRUN_LOG_LEVEL";
   options.push_back(std::move(level));
@@ -106,6 +106,11 @@ Result<RendezvousOptions> make_rendezvous_options(const ParsedOptions& parsed) {
   out.max_store_bytes = static_cast<std::size_t>(max_store_mib) << 20;
   out.max_connections = static_cast<std::size_t>(max_connections);
   out.log_level = level_of(level);
+  const bool same_address = out.address.empty() || out.metrics_address.empty() || out.address == out.metrics_address;
+  if (out.metrics_port && out.port != 0 && *out.metrics_port == out.port && same_address) {
+    return Error(Errc::invalid_argument,
+                 "--port and --metrics-port are both " + std::to_string(out.port) + ": give each its own");
+  }
   if (!token_file.empty()) {
     auto token = read_token(token_file);
     if (!token) return std::move(token).error();

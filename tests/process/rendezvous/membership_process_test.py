@@ -73,6 +73,8 @@ class Rendezvous(RendezvousTest):
         spares = [self.node(n, f"127.0.0.1:{port}", conf=FAST) for n in ("s", "t")]
         for spare in spares:
             poll("it is a spare", lambda s=spare: "spare" in s.errors())
+            # Another job with this run id by mistake would look the same.
+            self.assertRegex(spare.errors(), r" W ddprun rendezvous: run id 'job' already runs: .* its own --rdzv-id")
         self.assertEqual({w["pid"] for w in self.alive()}, {w["pid"] for w in first}, "a spare caused a restart")
         lost = next(w for w in first if w["rank"] == 0)
         nodes[lost["host"]].signal(signal.SIGKILL)
@@ -81,6 +83,7 @@ class Rendezvous(RendezvousTest):
         self.assertEqual({w["host"]: w["rank"] for w in second if w["host"] == kept["host"]}, {kept["host"]: 1})
         self.assertEqual({w["restart"] for w in second}, {0}, "a lost node was counted")
         self.end_well(*(n for name, n in nodes.items() if name != lost["host"]), *spares)
+        self.assertEqual(sum("it was a spare and never started a worker" in s.errors() for s in spares), 1)
         self.assert_one_world_at_a_time()
 
     def test_failure_ends_all_nodes_with_one_root_cause(self):
@@ -186,12 +189,15 @@ class Rendezvous(RendezvousTest):
 
     def test_disagreement_is_refused_naming_both(self):
         port = free_port()
-        self.daemon(port)
+        daemon = self.daemon(port)
         first = self.node("a", f"127.0.0.1:{port}", nnodes="2")
         poll("a is here", lambda: "waiting" in self.ctl(f"127.0.0.1:{port}", "status").stdout)
         other = self.node("b", f"127.0.0.1:{port}", nnodes="3")
         self.assertEqual(other.wait(), 2)
-        self.assertRegex(other.errors(), r"--nnodes=3, .* says 2")
+        host = re.escape(socket.gethostname())
+        words = rf"{host} \(node [0-9a-f]{{8}}\) says --nnodes=3, {host} \(node [0-9a-f]{{8}}\) says 2"
+        self.assertRegex(other.errors(), words)
+        poll("who serves says it too", lambda: re.search(rf"refused {host}: .*{words}", daemon.errors()))
         self.assertIsNone(first.process.poll())
 
     def test_taken_endpoint_is_an_error_that_names_port_and_holder(self):
@@ -199,8 +205,11 @@ class Rendezvous(RendezvousTest):
             silent.bind(("127.0.0.1", 0))
             silent.listen()
             port = silent.getsockname()[1]
-            node = self.node("a", f"127.0.0.1:{port}", conf="read_timeout=4")  # longer than a connect may take
+            # Longer than a connect may take, and than it takes until a user hears why.
+            node = self.node("a", f"127.0.0.1:{port}", conf="read_timeout=12")
             self.assertEqual(node.wait(), 69)
+            self.assertIn(f"waiting for the rendezvous at 127.0.0.1:{port}: connected, but no rendezvous answers there",
+                          node.errors())
             self.assertIn(f"127.0.0.1:{port}", node.errors())
             self.assertIn(f"pid {os.getpid()}", node.errors())
 
@@ -247,7 +256,8 @@ class Rendezvous(RendezvousTest):
         self.assertRegex(table, r"job job  running  round 1  nodes 2 of 1:2  world size 2")
         status = json.loads(self.ctl(endpoint, "status", "job", "--json").stdout)["jobs"][0]
         victim = status["nodes"][1]["node_id"]
-        self.assertEqual(self.ctl(endpoint, "drain", victim).returncode, 0)
+        answer = self.ctl(endpoint, "drain", victim)
+        self.assertEqual((answer.returncode, answer.stdout), (0, f"drained 1 node ({victim}): job 1\n"))
         self.wait_for_world(1, 1)
         codes = [n.process.poll() for n in nodes]
         drained = poll("one node ended", lambda: [n for n in nodes if n.process.poll() is not None])[0]
@@ -261,8 +271,30 @@ class Rendezvous(RendezvousTest):
             if node is not drained:
                 self.assertIn(f"ddprun: stopped with ddpctl stop; {saved}", node.errors())
         self.assertEqual(self.ctl(endpoint, "stop", "job").returncode, 1)
+        poll("its nodes are gone", lambda: self.ctl(endpoint, "roster", "job").returncode)
+        self.assertIn("the job has ended: stopped: stopped with ddpctl stop", self.ctl(endpoint, "roster", "job").stderr)
+        self.assertIn("no job 'another' is known", self.ctl(endpoint, "roster", "another").stderr)
         self.assertEqual(self.ctl(endpoint, "sttus").returncode, 2)
         self.assertEqual(self.ctl(f"127.0.0.1:{free_port()}", "status").returncode, 69)
+
+    def test_drain_of_a_host_says_what_it_took(self):
+        port = free_port()
+        endpoint = f"127.0.0.1:{port}"
+        self.daemon(port)
+        waiting = [self.node(n, endpoint, "--rdzv-id=" + job, nnodes="4")
+                   for n, job in (("a", "one"), ("b", "one"), ("c", "two"))]
+        poll("all are here", lambda: self.ctl(endpoint, "status").stdout.count("  waiting ") == 3)
+        self.assertIn("--rdzv-id", self.ctl(endpoint, "drain", "0").stderr)
+        self.assertEqual(self.ctl(endpoint, "drain", "0", "--rdzv-id=one").returncode, 1)  # they have no rank yet
+        self.assertEqual(self.ctl(endpoint, "drain", "127.0.0.1", "--rdzv-id=two").stdout,
+                         "drained 1 node (127.0.0.1): two 1\n")
+        self.assertEqual(waiting[2].wait(), 143, waiting[2].errors())
+        late = self.node("d", endpoint, "--rdzv-id=two", nnodes="4")
+        poll("it is here", lambda: self.ctl(endpoint, "status").stdout.count("  waiting ") == 3)
+        name = socket.gethostname()
+        self.assertEqual(self.ctl(endpoint, "drain", name).stdout, f"drained 3 nodes ({name}): one 2, two 1\n")
+        for node in (*waiting[:2], late):
+            self.assertEqual(node.wait(), 143, node.errors())
 
     def test_metrics_health_and_systemd(self):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -317,6 +349,15 @@ class Rendezvous(RendezvousTest):
         open_token = self.start("open", BIN / "ddprun-rendezvous", "--port=0", "--token-file", token)
         self.assertEqual(open_token.wait(), 2)
         self.assertIn("chmod 600", open_token.errors())
+        refused = self.ctl("127.0.0.1:1", "stop", "job", "--token-file", str(token))
+        self.assertEqual((refused.returncode, "chmod 600" in refused.stderr), (2, True), refused)
+        for words, flags in ((r"--port and --metrics-port are both 29400", ("--port=29400", "--metrics-port=29400")),
+                             ("not a numeric address", ("--port=0", "--address=foo")),
+                             ("not a numeric address", ("--port=0", "--metrics-port=0", "--metrics-address=foo")),
+                             ("/nodir/x", ("--port=0", "--state-file=/nodir/x"))):
+            wrong = self.start("wrong", BIN / "ddprun-rendezvous", *flags)
+            self.assertEqual(wrong.wait(), 2, wrong.errors())
+            self.assertIn(words, wrong.errors())
 
 
 if __name__ == "__main__":
