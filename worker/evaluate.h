@@ -14,13 +14,13 @@ namespace ddprun::trainer {
 // Sums over samples, so that shares of several ranks add up to exact figures of the whole set.
 struct EvalCounts {
   double loss_sum = 0;       // over targets
-  std::int64_t targets = 0;  // samples; tokens for language models
+  std::int64_t targets = 0;  // samples; tokens for language models; without those of loss.ignore_index
   std::int64_t correct = 0;  // class with the largest output is the target; not counted for sequences
   std::int64_t samples = 0;
   bool stopped = false;  // a stop signal came: the rest of the share was left out
 
   double loss() const { return targets > 0 ? loss_sum / static_cast<double>(targets) : 0; }
-  double accuracy() const { return samples > 0 ? static_cast<double>(correct) / static_cast<double>(samples) : 0; }
+  double accuracy() const { return targets > 0 ? static_cast<double>(correct) / static_cast<double>(targets) : 0; }
 };
 
 // What goes on while a share is evaluated.

@@ -18,6 +18,7 @@ Result<std::unique_ptr<data::Dataset>> open_data(const TrainerConfig& config, bo
   } else if (config.outputs_given) {
     options.classes = config.model.outputs;
   }
+  options.ignore_index = config.loss.ignore_index;
   options.training = training;
   options.mean = config.data.mean;
   options.std = config.data.std;

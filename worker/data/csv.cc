@@ -17,6 +17,16 @@ std::string_view trim(std::string_view text) {
   return text;
 }
 
+// What starts like a number, or is one that is not finite, is meant as one: no heading.
+bool is_heading(std::string_view cell) {
+  cell = trim(cell);
+  if (cell.empty()) return true;
+  if (std::string_view("+-.0123456789").find(cell.front()) != std::string_view::npos) return false;
+  double value = 0;
+  const auto [end, error] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
+  return error != std::errc() || end != cell.data() + cell.size();
+}
+
 bool parse_number(std::string_view text, double& value) {
   text = trim(text);
   if (!text.empty() && text.front() == '+') text.remove_prefix(1);
@@ -41,6 +51,11 @@ Result<std::unique_ptr<Dataset>> open_csv(const DatasetOptions& options) {
   auto bytes = read_file(path, std::size_t{16} << 30);
   if (!bytes) return std::move(bytes).error();
   std::string_view rest(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+  constexpr std::string_view kUtf8Mark = "\xef\xbb\xbf";  // as spreadsheets put in front
+  if (rest.starts_with(kUtf8Mark)) rest.remove_prefix(kUtf8Mark.size());
+  if (rest.starts_with("\xff\xfe") || rest.starts_with("\xfe\xff")) {
+    return Error(Errc::malformed, path + ": is UTF-16 text; save it as UTF-8 or ASCII");
+  }
   MemorySamples samples;
   samples.input_name = samples.target_name = path;
   samples.rows_are_lines = true;
@@ -52,8 +67,7 @@ Result<std::unique_ptr<Dataset>> open_csv(const DatasetOptions& options) {
     if (line.empty()) continue;
     const std::vector<std::string_view> cells = split(line);
     if (columns == 0) {
-      double first = 0;
-      if (line_number == 1 && !parse_number(cells[0], first)) continue;  // a heading
+      if (line_number == 1 && is_heading(cells[0])) continue;
       columns = cells.size();
       if (columns < 2) {
         return Error(Errc::malformed,

@@ -62,10 +62,11 @@ struct DatasetOptions {
   std::string format;  // csv, idx, npy, image_folder, tokens, synthetic
   DataPaths paths;
   TargetKind target = TargetKind::classes;
-  std::int64_t classes = 0;         // of the model; 0: take what the data have
-  bool training = true;             // augment; else center crop only
-  std::vector<double> mean, std;    // per channel, after scaling bytes to 0..1; empty: none
-  bool crop = false, flip = false;  // augment: random crop, horizontal flip
+  std::int64_t classes = 0;          // of the model; 0: take what the data have
+  std::int64_t ignore_index = -100;  // this label is no class and legal: the loss leaves it out
+  bool training = true;              // augment; else center crop only
+  std::vector<double> mean, std;     // per channel, after scaling bytes to 0..1; empty: none
+  bool crop = false, flip = false;   // augment: random crop, horizontal flip
   std::int64_t image_size = 224;
   std::int64_t sequence_length = 1024;
   std::int64_t synthetic_samples = 1024;

@@ -22,6 +22,16 @@ bool is_image(const fs::path& path) {
   return ending == ".jpg" || ending == ".jpeg" || ending == ".png";
 }
 
+// A link whose target is missing would be a sample, or a whole class, that is left out without a word.
+bool is_broken_link(const fs::directory_entry& entry) {
+  std::error_code ignored;
+  return entry.is_symlink(ignored) && !entry.exists(ignored);
+}
+
+Error broken_link(const fs::path& path) {
+  return Error(Errc::not_found, path.string() + ": a link to something that is not there");
+}
+
 class ImageFolder final : public Dataset {
  public:
   struct File {
@@ -77,6 +87,7 @@ Result<std::unique_ptr<Dataset>> open_image_folder(const DatasetOptions& options
   std::error_code failed;
   std::vector<std::string> classes;
   for (fs::directory_iterator it(root, failed), end; !failed && it != end; it.increment(failed)) {
+    if (is_broken_link(*it)) return broken_link(it->path());
     std::error_code ignored;
     if (it->is_directory(ignored)) classes.push_back(it->path().filename().string());
   }
@@ -97,6 +108,7 @@ Result<std::unique_ptr<Dataset>> open_image_folder(const DatasetOptions& options
     std::vector<std::string> paths;
     for (fs::recursive_directory_iterator it(folder, fs::directory_options::follow_directory_symlink, failed), end;
          !failed && it != end; it.increment(failed)) {
+      if (is_broken_link(*it)) return broken_link(it->path());
       std::error_code ignored;
       if (is_image(it->path()) && it->is_regular_file(ignored)) paths.push_back(it->path().string());
     }

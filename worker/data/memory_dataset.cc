@@ -145,6 +145,7 @@ Result<std::unique_ptr<Dataset>> make_memory_dataset(MemorySamples samples, cons
     double largest = -1;
     for (std::size_t i = 0; i < samples.targets.size(); ++i) {
       const double label = samples.targets[i];
+      if (label == static_cast<double>(options.ignore_index)) continue;
       const bool whole = std::floor(label) == label && std::fabs(label) < 2147483648.0;
       if (!whole || label < 0 || (options.classes > 0 && label >= static_cast<double>(options.classes))) {
         const std::int64_t row = static_cast<std::int64_t>(i) / per_sample;
@@ -156,6 +157,10 @@ Result<std::unique_ptr<Dataset>> make_memory_dataset(MemorySamples samples, cons
                                  options.classes > 0 ? options.classes - 1 : 2147483647));
       }
       largest = std::max(largest, label);
+    }
+    if (largest < 0) {
+      return Error(Errc::invalid_argument,
+                   fmt::format("{}: every label is loss.ignore_index {}", samples.target_name, options.ignore_index));
     }
     spec.classes = options.classes > 0 ? options.classes : static_cast<std::int64_t>(largest) + 1;
   }

@@ -137,7 +137,9 @@ Result<std::unique_ptr<Dataset>> open_npy(const DatasetOptions& options) {
   if (options.target == TargetKind::classes && samples.target_shape == std::vector<std::int64_t>{1}) {
     samples.target_shape.clear();
   }
-  if (inputs->type == "u1") {
+  // Bytes of images become 0..1, as torchvision's ToTensor makes them; in a table of features a byte is a number.
+  const bool images = inputs->shape.size() == 3 || inputs->shape.size() == 4;
+  if (inputs->type == "u1" && images) {
     const auto* from = reinterpret_cast<const std::uint8_t*>(inputs->data);
     samples.byte_inputs.assign(from, from + inputs->count);
   } else {

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "worker/data/file_bytes.h"
 #include "worker/data/formats.h"
@@ -56,6 +58,24 @@ class TokenDataset final : public Dataset {
   SampleSpec spec_;
 };
 
+// What is mistaken for a token file, by its first bytes; "" if nothing is. Two-byte tokens that all look like text do
+// not happen: 64 random bytes are all printable once in 10^27 files, and tokens of single bytes have a zero in each.
+std::string_view mistaken_for_tokens(std::span<const std::byte> bytes) {
+  constexpr std::size_t kEnough = 64, kLook = 4096;
+  const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), kLook));
+  if (head.starts_with("\x93NUMPY")) return "a .npy file; write its array with .astype('<u2').tofile(...)";
+  if (head.starts_with("\x1f\x8b")) return "gzip; unpack it first";
+  const auto is_text = [](char c) {
+    const auto u = static_cast<unsigned char>(c);
+    return (u >= 0x20 && u < 0x7f) || u == '\n' || u == '\r' || u == '\t';
+  };
+  if (head.size() >= kEnough && std::all_of(head.begin(), head.end(), is_text) &&
+      head.find_first_of(" \n") != std::string_view::npos) {
+    return "text; make tokens of it with 'trainer tokenize'";
+  }
+  return "";
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Dataset>> open_tokens(const DatasetOptions& options) {
@@ -63,6 +83,9 @@ Result<std::unique_ptr<Dataset>> open_tokens(const DatasetOptions& options) {
   auto file = MappedFile::open(path);
   if (!file) return std::move(file).error();
   const std::span<const std::byte> bytes = (*file)->bytes();
+  if (const std::string_view other = mistaken_for_tokens(bytes); !other.empty()) {
+    return Error(Errc::malformed, fmt::format("{}: is no token file but {}", path, other));
+  }
   std::size_t offset = 0;
   std::int32_t head[3] = {};
   if (bytes.size() >= sizeof(head)) std::memcpy(head, bytes.data(), sizeof(head));

@@ -81,6 +81,40 @@ TEST_F(Formats, CsvHasTheTargetLast) {
   EXPECT_THAT((*data)->name_of(1), HasSubstr("a.csv:4"));
 }
 
+TEST_F(Formats, CsvFirstRowIsAHeadingOnlyIfItIsWords) {
+  const auto rows = [this](const std::string& text) {
+    DatasetOptions o = options("csv", write("h.csv", text));
+    o.target = TargetKind::values;
+    auto data = open_dataset(o);
+    return data ? (*data)->size() : -1;
+  };
+  EXPECT_EQ(rows("\xef\xbb\xbf"
+                 "1,2\n3,4\n"),
+            2);  // a spreadsheet's mark of UTF-8
+  EXPECT_EQ(rows("\xef\xbb\xbf"
+                 "x,y\n3,4\n"),
+            1);
+  EXPECT_EQ(rows(",y\n3,4\n"), 1);
+  EXPECT_EQ(rows("nanometers,y\n3,4\n"), 1);
+  EXPECT_THAT(error_of(options("csv", write("i.csv", "nan,2\n3,4\n"))), HasSubstr("i.csv:1: column 1: 'nan'"));
+  EXPECT_THAT(error_of(options("csv", write("j.csv", "1x,2\n3,4\n"))), HasSubstr("j.csv:1: column 1: '1x'"));
+  EXPECT_THAT(error_of(options("csv", write("k.csv", std::string("\xff\xfe"
+                                                                 "1\0,\0",
+                                                                 6)))),
+              HasSubstr("UTF-16"));
+}
+
+TEST_F(Formats, IgnoredLabelsAreLegalAndNoClass) {
+  DatasetOptions o = options("csv", write("l.csv", "1,0\n2,-100\n3,2\n"));
+  auto data = open_dataset(o);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_EQ((*data)->spec().classes, 3);
+  EXPECT_THAT(read(**data, 1).label, ElementsAre(-100));
+  o.ignore_index = 9;
+  EXPECT_THAT(error_of(o), HasSubstr("l.csv:2: label -100 is not a class number"));
+  EXPECT_THAT(error_of(options("csv", write("m.csv", "1,-100\n"))), HasSubstr("every label is loss.ignore_index"));
+}
+
 TEST_F(Formats, CsvErrorsNameTheLine) {
   EXPECT_THAT(error_of(options("csv", folder_ + "/none.csv")), HasSubstr("none.csv"));
   EXPECT_THAT(error_of(options("csv", write("b.csv", "1,2\n3,x\n"))), HasSubstr("b.csv:2: column 2: 'x'"));
@@ -151,6 +185,43 @@ std::string npy(const std::string& descr, const std::string& shape, const std::s
 template <typename T>
 std::string raw(std::initializer_list<T> values) {
   return std::string(reinterpret_cast<const char*>(values.begin()), values.size() * sizeof(T));
+}
+
+TEST_F(Formats, NpyBytesOfImagesBecomeZeroToOneAndOfTablesStay) {
+  const std::string y = write("y.npy", npy("<i8", "(1,)", raw<std::int64_t>({0})));
+  const std::string bytes("\x00\x33\xff\x66", 4);
+  const auto inputs = [&](const std::string& shape) {
+    auto data = open_dataset(options("npy", write("u.npy", npy("|u1", shape, bytes)), y));
+    return data ? read(**data, 0).input : std::vector<float>();
+  };
+  EXPECT_THAT(inputs("(1, 4)"), ElementsAre(0.0F, 51.0F, 255.0F, 102.0F));
+  EXPECT_THAT(inputs("(1, 2, 2)"), ElementsAre(0.0F, 0.2F, 1.0F, 0.4F));
+  EXPECT_THAT(inputs("(1, 2, 2, 1)"), ElementsAre(0.0F, 0.2F, 1.0F, 0.4F));
+}
+
+TEST_F(Formats, WhatIsNoTokenFileIsNamed) {
+  DatasetOptions o = options("tokens", write("t.bin", npy("<u2", "(2,)", "abcd")));
+  o.sequence_length = 1;
+  EXPECT_THAT(error_of(o), HasSubstr("t.bin: is no token file but a .npy file"));
+  o.paths.inputs = write("t.txt", std::string(20, 'a') + " once upon a time there was a model that learned to read\n");
+  EXPECT_THAT(error_of(o), HasSubstr("t.txt: is no token file but text"));
+  std::string tokens;
+  for (int i = 0; i < 64; ++i) tokens += {static_cast<char>('a' + i % 26), '\0'};
+  o.paths.inputs = write("bytes.bin", tokens);
+  EXPECT_TRUE(open_dataset(o)) << error_of(o);
+}
+
+TEST_F(Formats, ABrokenLinkInAnImageFolderIsNamed) {
+  namespace fs = std::filesystem;
+  fs::create_directories(folder_ + "/images/a");
+  write("images/a/1.png", "x");
+  EXPECT_EQ(error_of(options("image_folder", folder_ + "/images")), "no error");
+  for (const char* link : {"/images/a/2.png", "/images/a/more", "/images/b"}) {
+    fs::create_symlink(folder_ + "/nowhere", folder_ + link);
+    EXPECT_THAT(error_of(options("image_folder", folder_ + "/images")),
+                HasSubstr(std::string(link) + ": a link to something that is not there"));
+    fs::remove(folder_ + link);
+  }
 }
 
 TEST_F(Formats, Npy) {
