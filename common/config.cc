@@ -91,6 +91,14 @@ std::string number_text(double value) {
   return ec == std::errc() ? std::string(text, end) : "?";
 }
 
+// "[a, b]"; "" for an empty list.
+template <typename T, typename Text>
+std::string list_text(const std::vector<T>& values, const Text& text) {
+  std::string out;
+  for (const T& value : values) out += (out.empty() ? "[" : ", ") + text(value);
+  return out.empty() ? out : out + "]";
+}
+
 std::string out_of_range(const std::string& text, const std::string& min, const std::string& max, bool low,
                          bool max_is_open) {
   if (max_is_open) return "'" + text + "' is " + (low ? "below " + min : "above " + max);
@@ -105,6 +113,7 @@ struct ConfigState {
   std::optional<Error> first_error;
   std::vector<std::string> warnings;
   std::map<std::string, std::set<std::string>> asked;  // section -> the names that were asked for in it
+  std::map<std::string, std::string> fallbacks;        // full name of each value that was read -> its fallback
 };
 
 struct Config::Impl {
@@ -120,6 +129,10 @@ struct ConfigSection::Impl {
     state->asked[path].insert(std::string(key));
     Node* found = node ? node->find(key) : nullptr;
     return found != nullptr && found->kind != Kind::null ? found : nullptr;
+  }
+
+  void note_fallback(std::string_view key, std::string text) const {
+    state->fallbacks.emplace(join_path(path, key), std::move(text));
   }
 
   // The value under `key`, marked as known. Null if it is missing or empty.
@@ -301,6 +314,8 @@ Result<void> Config::finish() const {
   return {};
 }
 
+std::map<std::string, std::string> Config::known_keys() const { return impl_->state->fallbacks; }
+
 const std::vector<std::string>& Config::warnings() const { return impl_->state->warnings; }
 
 ConfigSection ConfigSection::section(std::string_view key, std::string_view scalar_key) {
@@ -335,12 +350,19 @@ bool ConfigSection::is_mapping(std::string_view key) const {
   return found != nullptr && found->kind == Kind::mapping;
 }
 
+bool ConfigSection::is_empty(std::string_view key) const {
+  const Node* raw = impl_->node ? impl_->node->find(key) : nullptr;
+  return raw != nullptr && (raw->kind == Kind::null || (raw->kind == Kind::scalar && raw->text.empty()));
+}
+
 std::string ConfigSection::text(std::string_view key, std::string_view fallback) {
+  impl_->note_fallback(key, std::string(fallback));
   const Node* found = impl_->scalar(key);
   return found != nullptr ? found->text : std::string(fallback);
 }
 
 std::string ConfigSection::required_text(std::string_view key) {
+  impl_->note_fallback(key, "");
   const Node* found = impl_->scalar(key);
   if (found != nullptr && !found->text.empty()) return found->text;
   impl_->fail(key, "is missing");
@@ -349,6 +371,7 @@ std::string ConfigSection::required_text(std::string_view key) {
 
 std::string ConfigSection::choice(std::string_view key, std::string_view fallback,
                                   const std::vector<std::string>& allowed) {
+  impl_->note_fallback(key, std::string(fallback));
   const Node* found = impl_->scalar(key);
   if (found == nullptr) return std::string(fallback);
   if (std::find(allowed.begin(), allowed.end(), found->text) != allowed.end()) return found->text;
@@ -393,6 +416,7 @@ std::string ConfigSection::path(std::string_view key, std::string_view fallback)
 }
 
 std::int64_t ConfigSection::integer(std::string_view key, std::int64_t fallback, std::int64_t min, std::int64_t max) {
+  impl_->note_fallback(key, std::to_string(fallback));
   const Node* found = impl_->scalar(key);
   if (found == nullptr) return fallback;
   const Number number = parse_integer(*found);
@@ -409,6 +433,7 @@ std::int64_t ConfigSection::integer(std::string_view key, std::int64_t fallback,
 }
 
 double ConfigSection::real(std::string_view key, double fallback, double min, double max) {
+  impl_->note_fallback(key, number_text(fallback));
   const Node* found = impl_->scalar(key);
   if (found == nullptr) return fallback;
   const Number number = parse_real(*found);
@@ -425,6 +450,7 @@ double ConfigSection::real(std::string_view key, double fallback, double min, do
 }
 
 bool ConfigSection::boolean(std::string_view key, bool fallback) {
+  impl_->note_fallback(key, fallback ? "true" : "false");
   const Node* found = impl_->scalar(key);
   if (found == nullptr) return fallback;
   std::string lower = found->text;
@@ -436,6 +462,7 @@ bool ConfigSection::boolean(std::string_view key, bool fallback) {
 }
 
 std::vector<double> ConfigSection::reals(std::string_view key, std::vector<double> fallback) {
+  impl_->note_fallback(key, list_text(fallback, number_text));
   const auto items = impl_->list(key);
   if (!items) return fallback;
   std::vector<double> values;
@@ -451,6 +478,7 @@ std::vector<double> ConfigSection::reals(std::string_view key, std::vector<doubl
 }
 
 std::vector<std::int64_t> ConfigSection::integers(std::string_view key, std::vector<std::int64_t> fallback) {
+  impl_->note_fallback(key, list_text(fallback, [](std::int64_t value) { return std::to_string(value); }));
   const auto items = impl_->list(key);
   if (!items) return fallback;
   std::vector<std::int64_t> values;
@@ -466,6 +494,7 @@ std::vector<std::int64_t> ConfigSection::integers(std::string_view key, std::vec
 }
 
 std::vector<std::string> ConfigSection::texts(std::string_view key, std::vector<std::string> fallback) {
+  impl_->note_fallback(key, list_text(fallback, [](const std::string& value) { return value; }));
   const auto items = impl_->list(key);
   if (!items) return fallback;
   std::vector<std::string> values;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,9 @@ class Config {
   ConfigSection root();
   // The first error that any read met, else the first key that nothing read ("did you mean").
   Result<void> finish() const;
+  // Every key that a read asked for, as "data.batch_size" -> the fallback of that read as it would be written ("" for
+  // none), whether the file has it or not: what a reference of the keys is compared with.
+  std::map<std::string, std::string> known_keys() const;
   // What no_effect() has recorded, in the order of the calls.
   const std::vector<std::string>& warnings() const;
 
@@ -52,6 +56,7 @@ class ConfigSection {
 
   bool has(std::string_view key) const;
   bool is_mapping(std::string_view key) const;
+  bool is_empty(std::string_view key) const;  // given without a value ("file:", --set log.file=)
   std::string text(std::string_view key, std::string_view fallback);
   std::string required_text(std::string_view key);
   std::string choice(std::string_view key, std::string_view fallback, const std::vector<std::string>& allowed);

@@ -6,4 +6,8 @@ namespace ddprun {
 // later open() or socket() would get the number, and what somebody prints would go into that file or connection.
 void open_standard_fds();
 
+// For programs whose output is their result, at their end: `code`, but kFailure with a line on stderr where `code` is 0
+// and standard output has lost something (a full disk).
+int exit_code_after_output(const char* program, int code);
+
 }  // namespace ddprun

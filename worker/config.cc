@@ -1,11 +1,13 @@
 #include "worker/config.h"
 
 #include <fmt/format.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
 
+#include "common/check.h"
 #include "common/config.h"
 
 namespace ddprun::trainer {
@@ -41,10 +43,16 @@ void read_model(ConfigSection section, TrainerConfig& config) {
   config.train.frozen = section.texts("frozen", {});
 }
 
-data::DataPaths read_paths(ConfigSection section, const char* key) {
+// Formats whose samples are two files, and those where one file or folder holds both.
+bool has_two_files(const std::string& format) { return format == "npy" || format == "idx"; }
+
+data::DataPaths read_paths(ConfigSection section, const char* key, const std::string& format) {
   data::DataPaths paths;
   if (!section.is_mapping(key)) {
     paths.inputs = section.path(key, "");
+    if (has_two_files(format) && !paths.inputs.empty()) {
+      section.error(key, fmt::format("{} data are two files: {{inputs: FILE, targets: FILE}}", format));
+    }
     return paths;
   }
   ConfigSection files = section.section(key);
@@ -52,6 +60,13 @@ data::DataPaths read_paths(ConfigSection section, const char* key) {
   paths.targets = files.path("targets", "");
   if (paths.inputs.empty()) files.error("inputs", "is missing");
   if (paths.targets.empty()) files.error("targets", "is missing");
+  if (!has_two_files(format) && !format.empty()) {
+    files.error("targets", fmt::format("{} data have no file of targets: {}", format,
+                                       format == "csv"            ? "the last column is the target"
+                                       : format == "image_folder" ? "a picture's folder is its class"
+                                       : format == "tokens"       ? "the next token is the target"
+                                                                  : "they are made here"));
+  }
   return paths;
 }
 
@@ -60,13 +75,14 @@ void read_data(ConfigSection section, DataConfig& data) {
   if (!section.has("format")) {
     section.error("format", "is missing (csv, idx, npy, image_folder, tokens or synthetic)");
   }
-  data.train = read_paths(section, "train");
-  data.validation = read_paths(section, "validation");
+  data.train = read_paths(section, "train", data.format);
+  data.validation = read_paths(section, "validation", data.format);
   if (data.format != "synthetic" && data.train.empty()) section.error("train", "is missing: where are the data?");
   if (data.format == "synthetic" && !data.train.empty()) section.error("train", "synthetic data have no file");
   data.batch_size = section.integer("batch_size", 64, 1, 1 << 24);
   data.shuffle = section.boolean("shuffle", true);
   data.drop_last = section.boolean("drop_last", false);
+  data.drop_short_batch = section.boolean("drop_short_batch", false);
   data.num_workers = static_cast<int>(section.integer("num_workers", 2, 0, 1024));
   data.prefetch_factor = static_cast<int>(section.integer("prefetch_factor", 2, 1, 1024));
   if (section.has("prefetch_factor") && data.num_workers == 0) {
@@ -134,6 +150,27 @@ void read_optimizer(ConfigSection section, TrainerConfig& config) {
   config.clip_grad_norm = section.real("clip_grad_norm", 0, 0, kHuge);
 }
 
+// Values that each may be right and together do not do what their names say.
+void check_schedule(ConfigSection section, const optim::Schedule& schedule) {
+  const bool falls = schedule.kind == optim::ScheduleKind::cosine || schedule.kind == optim::ScheduleKind::linear;
+  if (falls && schedule.min_lr > schedule.lr) {
+    section.error("min_lr",
+                  fmt::format("{} is above optimizer.lr {}: the rate would rise", schedule.min_lr, schedule.lr));
+  }
+  if (falls && schedule.total_steps > 0 && schedule.total_steps <= schedule.warmup_steps) {
+    section.error("total_steps", fmt::format("{} leaves nothing after warmup_steps {}, which are part of them",
+                                             schedule.total_steps, schedule.warmup_steps));
+  }
+  if (schedule.kind != optim::ScheduleKind::multi_step) return;
+  if (schedule.milestones.empty()) section.error("milestones", "is missing: at which steps does the rate change?");
+  for (std::size_t i = 0; i < schedule.milestones.size(); ++i) {
+    if (schedule.milestones[i] < 1) section.error("milestones", "needs steps of at least 1");
+    if (i > 0 && schedule.milestones[i] <= schedule.milestones[i - 1]) {
+      section.error("milestones", "must rise from one to the next");
+    }
+  }
+}
+
 void read_schedule(ConfigSection section, optim::Schedule& schedule) {
   const std::string name = section.choice("name", "constant", {"constant", "cosine", "step", "multi_step", "linear"});
   schedule.kind = name == "cosine"       ? optim::ScheduleKind::cosine
@@ -148,6 +185,7 @@ void read_schedule(ConfigSection section, optim::Schedule& schedule) {
   schedule.gamma = section.real("gamma", 0.1, 0, kHuge);
   schedule.milestones = section.integers("milestones", {});
   schedule.total_steps = section.integer("total_steps", 0, 0, kMany);
+  check_schedule(section, schedule);
 }
 
 void read_train(ConfigSection section, TrainConfig& train) {
@@ -185,6 +223,63 @@ void read_precision(ConfigSection section, PrecisionConfig& precision) {
   precision.scale_loss = scaling == "true" || (scaling == "auto" && dtype == "fp16");
   precision.scaler.scale = static_cast<float>(section.real("init_scale", 65536, 1e-30, 1e38));
   precision.scaler.growth_interval = static_cast<std::int32_t>(section.integer("growth_interval", 2000, 1, 1 << 30));
+}
+
+// Model, data and loss together: what cannot fit whatever the files hold.
+void check_model(ConfigSection root, const TrainerConfig& config) {
+  const engine::ModelConfig& model = config.model;
+  const DataConfig& data = config.data;
+  ConfigSection model_section = root.section("model");
+  ConfigSection data_section = root.section("data");
+  const bool resnet = model.name.rfind("resnet", 0) == 0;
+  const bool gpt = model.name == "gpt2";
+  if (gpt && model.embedding % model.heads != 0) {
+    model_section.error("embedding", fmt::format("{} is no multiple of model.heads {}", model.embedding, model.heads));
+  }
+  if (gpt && data.sequence_length > model.context) {
+    data_section.error("sequence_length",
+                       fmt::format("{} is above model.context {}", data.sequence_length, model.context));
+  }
+  if (gpt != (data.format == "tokens") && data.format != "synthetic") {
+    data_section.error("format", fmt::format("model {} does not fit {} data: one has tokens, the other numbers",
+                                             model.name, data.format));
+  }
+  if (resnet && data.format == "csv") {
+    data_section.error("format", fmt::format("model {} needs square images, csv data have none", model.name));
+  }
+  if (data.format == "csv" && (data.crop || data.flip)) data_section.error("augment", "csv data are no images");
+  if (resnet && data.image_size < 8 && (data.format == "image_folder" || data.format == "synthetic")) {
+    data_section.error("image_size", fmt::format("{} is below 8, the least for {}", data.image_size, model.name));
+  }
+  if ((resnet || gpt) && config.loss.kind == engine::LossKind::mse) {
+    root.section("loss", "name").error("name", fmt::format("mse is not for model {}, which has classes", model.name));
+  }
+  if (data.format == "image_folder" && config.loss.kind == engine::LossKind::mse) {
+    root.section("loss", "name").error("name", "mse needs numbers as targets, image_folder data have classes");
+  }
+}
+
+// Names do not depend on sizes, so a model as small as can be has them.
+void check_frozen(ConfigSection section, const TrainerConfig& config) {
+  if (config.train.frozen.empty()) return;
+  engine::ModelConfig model = config.model;
+  model.inputs = std::max<std::int64_t>(model.inputs, 1);
+  if (model.name == "gpt2") model.sequence_length = 1;
+  auto built = engine::build_model(model, {}, 1);
+  if (!built) return;  // said with better words elsewhere
+  for (const std::string& pattern : config.train.frozen) {
+    const auto& all = built->graph.parameters();
+    const bool any = std::any_of(all.begin(), all.end(), [&pattern](const engine::ParameterSpec& p) {
+      return !p.buffer && ::fnmatch(pattern.c_str(), p.name.c_str(), 0) == 0;
+    });
+    if (any) continue;
+    const bool prefix = std::any_of(all.begin(), all.end(), [&pattern](const engine::ParameterSpec& p) {
+      return !p.buffer && p.name.starts_with(pattern + ".");
+    });
+    section.error("frozen", prefix ? fmt::format("no parameter is named '{0}'; did you mean '{0}.*'?", pattern)
+                                   : fmt::format("no parameter matches '{}' (the first is {})", pattern,
+                                                 all.empty() ? std::string("none") : all.front().name));
+  }
 }
 
 void no_effect(ConfigSection section, std::initializer_list<const char*> keys, const std::string& why) {
@@ -245,6 +340,8 @@ TrainerConfig read_all(ConfigSection root) {
   read_loss(root.section("loss", "name"), config.loss);
   read_optimizer(root.section("optimizer"), config);
   read_schedule(root.section("schedule", "name"), config.schedule);
+  check_model(root, config);
+  check_frozen(root.section("model"), config);
   read_train(root.section("train"), config.train);
   read_ddp(root.section("ddp"), config.ddp);
   read_precision(root.section("precision"), config.precision);
@@ -254,11 +351,18 @@ TrainerConfig read_all(ConfigSection root) {
   config.checkpoint.every_steps = checkpoint.integer("every_steps", 100, 0, kMany);
   config.checkpoint.keep = checkpoint.integer("keep", 3, 1, kMany);
   config.checkpoint.resume = checkpoint.path("resume", "auto");
+  for (const char* word : {"true", "false", "yes", "no", "on", "off"}) {
+    if (config.checkpoint.resume == word) {
+      checkpoint.error("resume",
+                       fmt::format("'{}' is neither auto, none nor a path (a folder of that name: ./{})", word, word));
+    }
+  }
   config.checkpoint.timeout = std::chrono::seconds(checkpoint.integer("timeout_s", 600, 1, 86400));
 
   ConfigSection log = root.section("log");
   config.log.file = log.path("file", "train.log");
   config.log.file_given = log.has("file");
+  if (log.is_empty("file")) config.log.file.clear();
   config.log.every_steps = log.integer("every_steps", 10, 1, kMany);
   config.log.memory_check = log.boolean("memory_check", true);
 
@@ -288,6 +392,17 @@ Result<TrainerConfig> finish(Result<Config> file, const std::vector<std::string>
 }
 
 }  // namespace
+
+std::map<std::string, std::string> known_config_keys() {
+  // Both ways to name data have keys.
+  auto file = Config::parse("data: {train: {inputs: a, targets: b}, validation: {inputs: a, targets: b}}", "");
+  CHECK(file, "a constant text");
+  (void)read_all(file->root());
+  auto keys = file->known_keys();
+  keys.emplace("data.train", "");
+  keys.emplace("data.validation", "");
+  return keys;
+}
 
 Result<TrainerConfig> load_config(const std::string& path, const std::vector<std::string>& overrides) {
   return finish(Config::load(path), overrides);

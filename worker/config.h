@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,8 @@ struct DataConfig {
   data::DataPaths train, validation;  // validation empty: no evaluation
   std::int64_t batch_size = 64;       // per rank and micro-batch
   bool shuffle = true;
-  bool drop_last = false;
+  bool drop_last = false;         // the sampler's tail: torch's DistributedSampler(drop_last=True)
+  bool drop_short_batch = false;  // the last batch if it is short: torch's DataLoader(drop_last=True)
   int num_workers = 2;
   int prefetch_factor = 2;
   bool persistent_workers = true;
@@ -103,6 +105,9 @@ struct TrainerConfig {
   OutputConfig output;
   std::vector<std::string> warnings;  // keys that are given and have no effect here, with file and line
 };
+
+// Every key of the file ("data.batch_size") with its default as one writes it; "" where there is none.
+std::map<std::string, std::string> known_config_keys();
 
 // Reads `path`, then `overrides` ("data.batch_size=32") in order. Errors: one sentence with file:line and key.
 Result<TrainerConfig> load_config(const std::string& path, const std::vector<std::string>& overrides);

@@ -19,6 +19,43 @@ std::int64_t entries(const char* folder) {
   return failed ? -1 : count;
 }
 
+struct Held {
+  const char* name;
+  std::int64_t ResourceUse::*value;
+  std::int64_t slack_bytes;  // allocators keep what they free
+  bool relative_slack;       // 2 % more
+  bool bytes;
+};
+
+constexpr Held kHeld[] = {
+    {"arena", &ResourceUse::arena_bytes, 0, false, true},
+    {"resident memory", &ResourceUse::rss_bytes, 8'000'000, true, true},
+    {"device memory", &ResourceUse::device_bytes, 0, true, true},
+    {"descriptors", &ResourceUse::descriptors, 0, false, false},
+    {"threads", &ResourceUse::threads, 0, false, false},
+};
+
+bool grew(const Held& held, const ResourceUse& from, const ResourceUse& to) {
+  const std::int64_t before = from.*held.value;
+  return to.*held.value > before + held.slack_bytes + (held.relative_slack ? before / 50 : 0);
+}
+
+// What grew from `last` to `now`, and from `before` to `last` too. Without `before` only what may never happen.
+std::string growth(const ResourceUse* before, const ResourceUse& last, const ResourceUse& now) {
+  std::string text;
+  const auto add = [&text](const std::string& what) { text += (text.empty() ? "" : ", ") + what; };
+  for (const Held& held : kHeld) {
+    if (before == nullptr || !grew(held, *before, last) || !grew(held, last, now)) continue;
+    const std::int64_t more = now.*held.value - before->*held.value;
+    add(held.bytes ? fmt::format("{} +{:.1f} MB", held.name, mb(more)) : fmt::format("{} +{}", held.name, more));
+  }
+  if (now.works > last.works) add(fmt::format("live Work handles +{}", now.works - last.works));
+  if (now.dropped > last.dropped) {
+    add(fmt::format("Work handles dropped without wait +{}", now.dropped - last.dropped));
+  }
+  return text;
+}
+
 }  // namespace
 
 std::int64_t resident_bytes() {
@@ -41,24 +78,13 @@ Result<ResourceUse> measure_resources() {
   return use;
 }
 
-std::string growth(const ResourceUse& before, const ResourceUse& now) {
+std::string GrowthWatch::next(const ResourceUse& now) {
   std::string text;
-  const auto add = [&text](const std::string& what) { text += (text.empty() ? "" : ", ") + what; };
-  if (now.arena_bytes > before.arena_bytes) {
-    add(fmt::format("arena +{:.1f} MB", mb(now.arena_bytes - before.arena_bytes)));
-  }
-  if (now.rss_bytes > before.rss_bytes + before.rss_bytes / 50 + 8'000'000) {
-    add(fmt::format("resident memory +{:.1f} MB", mb(now.rss_bytes - before.rss_bytes)));
-  }
-  if (now.device_bytes > before.device_bytes + before.device_bytes / 50) {
-    add(fmt::format("device memory +{:.1f} MB", mb(now.device_bytes - before.device_bytes)));
-  }
-  if (now.descriptors > before.descriptors) add(fmt::format("descriptors +{}", now.descriptors - before.descriptors));
-  if (now.threads > before.threads) add(fmt::format("threads +{}", now.threads - before.threads));
-  if (now.works > before.works) add(fmt::format("live Work handles +{}", now.works - before.works));
-  if (now.dropped > before.dropped) {
-    add(fmt::format("Work handles dropped without wait +{}", now.dropped - before.dropped));
-  }
+  if (measured_ >= 2) text = growth(&before_, last_, now);
+  if (measured_ == 1) text = growth(nullptr, last_, now);
+  before_ = last_;
+  last_ = now;
+  ++measured_;
   return text;
 }
 

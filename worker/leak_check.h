@@ -22,8 +22,19 @@ struct ResourceUse {
 Result<ResourceUse> measure_resources();
 std::int64_t resident_bytes();  // cheap enough for every step; 0 if /proc cannot be read
 
-// "" if nothing grew, else what did and by how much. Memory may move by 2 % + 8 MB: allocators keep what they free.
-std::string growth(const ResourceUse& before, const ResourceUse& now);
+// Tells a leak from a state that changes. A leak grows with each epoch; a plan for another batch size that an epoch
+// needs for the first time, or a save that has a file open at this moment, does not.
+class GrowthWatch {
+ public:
+  // What has grown in this epoch and in the one before, with the sum of both; "" if nothing. Memory may move by
+  // 2 % + 8 MB an epoch. Work handles of collectives are said at once.
+  std::string next(const ResourceUse& now);
+
+ private:
+  ResourceUse before_, last_;
+  int measured_ = 0;
+};
+
 std::string describe(const ResourceUse& use);  // "memory 31.2 MB resident, arena 12.0 MB, 9 descriptors, ..."
 
 }  // namespace ddprun::trainer

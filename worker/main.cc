@@ -11,6 +11,7 @@
 #include "common/guarded_main.h"
 #include "common/log.h"
 #include "common/options.h"
+#include "common/standard_fds.h"
 #include "common/worker_env.h"
 #include "worker/comm/bench.h"
 #include "worker/config.h"
@@ -30,12 +31,15 @@ int usage_error(const std::string& message) {
   return exit_code::kUsage;
 }
 
+// Training goes on without a screen; of everything else the output is the result.
+int printed(int code) { return exit_code_after_output("trainer", code); }
+
 int run(const std::vector<std::string>& arguments) {
   if (!arguments.empty()) {
     const std::span<const std::string> rest = std::span(arguments).subspan(1);
-    if (arguments[0] == "bench") return comm::bench_main(rest);
-    if (arguments[0] == "tokenize") return tokenize(rest);
-    if (arguments[0] == "plot") return plot(rest);
+    if (arguments[0] == "bench") return printed(comm::bench_main(rest));
+    if (arguments[0] == "tokenize") return printed(tokenize(rest));
+    if (arguments[0] == "plot") return printed(plot(rest));
   }
   if (!arguments.empty() && !arguments[0].empty() && arguments[0][0] != '-') {
     const std::vector<std::string> commands = {"bench", "plot", "tokenize"};
@@ -48,11 +52,11 @@ int run(const std::vector<std::string>& arguments) {
   if (!options) return usage_error(options.error().message());
   if (options->flag("help")) {
     std::fputs(table.help().c_str(), stdout);
-    return exit_code::kOk;
+    return printed(exit_code::kOk);
   }
   if (options->flag("version")) {
     std::fputs(version_text("trainer").c_str(), stdout);
-    return exit_code::kOk;
+    return printed(exit_code::kOk);
   }
   // A file that reaches the limit on its size (ulimit -f) is an error that write() tells, as a full disk is.
   ::signal(SIGXFSZ, SIG_IGN);
@@ -73,8 +77,10 @@ int run(const std::vector<std::string>& arguments) {
     return exit_code::kUsage;
   }
   if (options->flag("check")) {
-    std::printf("%s: good\n", options->text("config").c_str());
-    return exit_code::kOk;
+    const std::string& path = options->given("cfg") ? options->text("cfg") : options->text("config");
+    for (const std::string& warning : config->warnings) log_warning("{}", warning);
+    std::printf("%s: good\n", path.c_str());
+    return printed(exit_code::kOk);
   }
   return train(*config, *env, **stop);
 }

@@ -2,14 +2,18 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 
+#include "common/clock.h"
 #include "worker/data/file_bytes.h"
 
 namespace ddprun::trainer {
@@ -49,11 +53,36 @@ Result<void> check_writable(const std::string& path) {
   return data::file_error(why == ENOENT ? errno : why, "cannot write " + path);
 }
 
+// False: another process has it.
+static bool lock(int fd) {
+  struct stat info = {};
+  if (::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) return true;
+  const TimePoint give_up = SteadyClock::now() + std::chrono::seconds(2);
+  while (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) return true;
+    if (SteadyClock::now() > give_up) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
+}
+
 Result<LineFile> LineFile::open(const std::string& path, std::int64_t keep_bytes) {
+  return open_as(path, keep_bytes, /*alone=*/false);
+}
+
+Result<LineFile> LineFile::open_alone(const std::string& path, std::int64_t keep_bytes) {
+  return open_as(path, keep_bytes, /*alone=*/true);
+}
+
+Result<LineFile> LineFile::open_as(const std::string& path, std::int64_t keep_bytes, bool alone) {
   auto made = make_folder_of(path);
   if (!made) return std::move(made).error();
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!fd) return data::file_error(errno, "cannot write " + path);
+  if (alone && !lock(fd.get())) {
+    return Error(Errc::invalid_argument, path + ": another run writes it; give each run its own file");
+  }
   struct stat info = {};
   if (::fstat(fd.get(), &info) != 0) return Error::from_errno(errno, path);
   std::int64_t size = info.st_size;

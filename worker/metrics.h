@@ -29,11 +29,16 @@ class LineFile {
   // Makes the folder that it lies in. keep_bytes: cut the file to this size; -1: keep all. Errors: invalid_argument
   // when it may not be written, else system.
   static Result<LineFile> open(const std::string& path, std::int64_t keep_bytes);
+  // The same for a file that only one process may have, as long as it has it: lines of two runs in one file could not
+  // be told apart. What another has is not cut. Errors: also invalid_argument when another still has it after 2 s (a
+  // run that was killed may take a moment to end). File systems without locks, pipes and devices are not guarded.
+  static Result<LineFile> open_alone(const std::string& path, std::int64_t keep_bytes);
   Result<void> append(const std::string& lines);
   std::int64_t size_bytes() const { return size_; }
   const std::string& path() const { return path_; }
 
  private:
+  static Result<LineFile> open_as(const std::string& path, std::int64_t keep_bytes, bool alone);
   LineFile(std::string path, UniqueFd fd, std::int64_t size)
       : path_(std::move(path)), fd_(std::move(fd)), size_(size) {}
   std::string path_;

@@ -26,7 +26,7 @@ std::string index_path(const Session& session, std::size_t rank) {
 Result<void> RunOutputs::open_indices() {
   const auto& sizes = s_.state.index_bytes;
   const auto me = static_cast<std::size_t>(s_.rank());
-  auto mine = LineFile::open(index_path(s_, me), me < sizes.size() ? sizes[me] : 0);
+  auto mine = LineFile::open_alone(index_path(s_, me), me < sizes.size() ? sizes[me] : 0);
   if (!mine) return std::move(mine).error();
   indices_ = std::move(*mine);
   // Files of ranks that this world no longer has.
@@ -47,7 +47,7 @@ Result<void> RunOutputs::open() {
   if (!output.metrics.empty()) {
     auto bytes = metrics_bytes_up_to(output.metrics, s_.state.step);
     if (!bytes) return std::move(bytes).error().with_context("output.metrics");
-    auto file = LineFile::open(output.metrics, *bytes);
+    auto file = LineFile::open_alone(output.metrics, *bytes);
     if (!file) return std::move(file).error().with_context("output.metrics");
     metrics_ = std::move(*file);
   }
@@ -75,10 +75,6 @@ void RunOutputs::after_step(const StepMetrics& metrics) {
 
 void RunOutputs::scalar(std::string_view tag, std::int64_t step, double value) {
   if (tensorboard_) tensorboard_->scalar(tag, step, value);
-}
-
-void RunOutputs::flush() {
-  if (tensorboard_) tensorboard_->flush();
 }
 
 Result<void> RunOutputs::write_params() const {

@@ -29,7 +29,6 @@ class RunOutputs {
   void use_samples(std::int64_t epoch, std::span<const std::int64_t> indices);
   void after_step(const StepMetrics& metrics);
   void scalar(std::string_view tag, std::int64_t step, double value);  // to TensorBoard, if it is wanted
-  void flush();
 
   // output.params, rank 0 at the end. Errors: the file cannot be written.
   Result<void> write_params() const;

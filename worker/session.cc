@@ -75,6 +75,22 @@ Result<std::unique_ptr<engine::Kernels>> make_kernels(Session& s) {
   return (*gpu)->make_kernels(s.config.precision.dtype, s.config.precision.tf32);
 }
 
+Result<void> every_rank_has_samples(const DataConfig& data, const data::DistributedSampler& sampler,
+                                    const data::SamplerOptions& sampling) {
+  if (sampler.samples_per_rank() > 0) return {};
+  std::string message = fmt::format(
+      "{} training samples leave nothing for each of {} ranks with data.drop_last; use "
+      "fewer ranks",
+      sampling.samples, sampling.world_size);
+  if (data.drop_short_batch) {
+    message = fmt::format(
+        "{} training samples on {} ranks make no full batch of {}, and data.drop_short_batch drops "
+        "what is shorter; use fewer ranks, a smaller data.batch_size or drop_short_batch: false",
+        sampling.samples, sampling.world_size, data.batch_size);
+  }
+  return Error(Errc::invalid_argument, message);
+}
+
 // Phase 1 on each rank: no collective inside.
 Result<void> open_local(Session& s) {
   struct Opened {
@@ -97,13 +113,10 @@ Result<void> open_local(Session& s) {
   sampling.rank = s.rank();
   sampling.shuffle = s.config.data.shuffle;
   sampling.drop_last = s.config.data.drop_last;
+  sampling.whole_batches = s.config.data.drop_short_batch ? s.config.data.batch_size : 0;
   sampling.seed = s.config.train.seed;
   s.sampler = std::make_unique<data::DistributedSampler>(sampling);
-  if (s.sampler->samples_per_rank() == 0) {
-    return Error(Errc::invalid_argument, fmt::format("{} training samples leave nothing for each of {} ranks with "
-                                                     "data.drop_last; use fewer ranks",
-                                                     sampling.samples, sampling.world_size));
-  }
+  if (auto enough = every_rank_has_samples(s.config.data, *s.sampler, sampling); !enough) return enough;
   auto kernels = make_kernels(s);
   if (!kernels) return std::move(kernels).error();
   s.kernels = std::move(*kernels);

@@ -86,7 +86,7 @@ Result<TensorBoardWriter> TensorBoardWriter::open(const std::string& folder, std
   std::string version;
   append_double(version, 1, now);
   append_bytes(version, 3, "brain.Event:2");
-  writer.pending_ = tfrecord(version);
+  std::string records = tfrecord(version);
   if (start_step > 0) {
     // SessionLog { status: START } at the first step that is written anew.
     std::string session;
@@ -95,27 +95,22 @@ Result<TensorBoardWriter> TensorBoardWriter::open(const std::string& folder, std
     append_double(event, 1, now);
     append_integer(event, 2, start_step + 1);
     append_bytes(event, 7, session);
-    writer.pending_ += tfrecord(event);
+    records += tfrecord(event);
   }
-  writer.flush();
+  writer.write(records);
   return writer;
 }
 
 void TensorBoardWriter::scalar(std::string_view tag, std::int64_t step, double value) {
-  pending_ += tfrecord(scalar_event(wall_time(), step, tag, value));
-  if (pending_.size() > 4096) flush();
+  write(tfrecord(scalar_event(wall_time(), step, tag, value)));
 }
 
-void TensorBoardWriter::flush() {
-  if (pending_.empty()) return;
-  if (!failed_) {
-    auto written = file_.append(pending_);
-    if (!written) {
-      log_warning("TensorBoard file given up: {}", written.error().message());
-      failed_ = true;
-    }
-  }
-  pending_.clear();
+void TensorBoardWriter::write(const std::string& records) {
+  if (failed_) return;
+  auto written = file_.append(records);
+  if (written) return;
+  log_warning("TensorBoard file given up: {}", written.error().message());
+  failed_ = true;
 }
 
 }  // namespace ddprun::trainer

@@ -21,13 +21,14 @@ class TensorBoardWriter {
   // beyond it.
   static Result<TensorBoardWriter> open(const std::string& folder, std::int64_t start_step);
 
-  void scalar(std::string_view tag, std::int64_t step, double value);  // buffered
-  void flush();  // a failed write is said once and the rest is dropped
+  // Written at once: a kill loses nothing, and a display is up to date. A failed write is said once and the rest is
+  // dropped.
+  void scalar(std::string_view tag, std::int64_t step, double value);
 
  private:
   explicit TensorBoardWriter(LineFile file) : file_(std::move(file)) {}
+  void write(const std::string& records);
   LineFile file_;
-  std::string pending_;
   bool failed_ = false;
 };
 

@@ -62,11 +62,13 @@ Result<void> run(const ParsedOptions& options) {
   for (const std::string& path : options.rest()) {
     auto bytes = data::read_file(path, std::size_t{1} << 40, data::FileKind::any);
     if (!bytes) return std::move(bytes).error();
+    if (bytes->empty()) continue;
     if (tokenizer->end_of_text()) tokens.push_back(*tokenizer->end_of_text());
     tokenizer->encode(std::string_view(reinterpret_cast<const char*>(bytes->data()), bytes->size()), tokens);
     read_bytes += bytes->size();
   }
-  if (tokens.empty()) return Error(Errc::invalid_argument, options.rest()[0] + ": there is no text in it");
+  if (read_bytes == 0 || tokens.empty())
+    return Error(Errc::invalid_argument, options.rest()[0] + ": there is no text in it");
   const auto held_back =
       static_cast<std::size_t>(options.real("validation-share") * static_cast<double>(tokens.size()));
   const std::span<const std::uint16_t> all(tokens);

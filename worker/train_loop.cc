@@ -113,7 +113,7 @@ class TrainLoop {
   EvalCounts validation_;
   std::int64_t validated_at_ = -1;
   std::int64_t saved_at_ = -1, resumed_at_ = -1;
-  std::optional<ResourceUse> resources_;
+  GrowthWatch growth_;
   TimePoint window_start_{}, run_start_{};
   std::int64_t window_samples_ = 0, steps_done_ = 0;
   TimePoint epoch_start_{};
@@ -532,7 +532,6 @@ Result<void> TrainLoop::end_epoch(bool& stopped) {
   outputs_.scalar("epoch/loss", state.step, mean);
   if (s_.validation_data != nullptr) outputs_.scalar("validation/loss", state.step, validation_.loss());
   if (validation_accuracy_ >= 0) outputs_.scalar("validation/accuracy", state.step, validation_accuracy_);
-  outputs_.flush();
   auto checked = check_resources();
   if (!checked) return checked;
   ++state.epoch;
@@ -587,12 +586,9 @@ Result<void> TrainLoop::check_resources() {
   use->works = static_cast<std::int64_t>(s_.communicator->live_works());
   use->dropped = static_cast<std::int64_t>(s_.communicator->dropped_handles());
   std::string text = describe(*use);
-  if (resources_) {
-    const std::string grown = growth(*resources_, *use);
-    if (!grown.empty()) text += "; GREW since the epoch before: " + grown;
-  }
+  const std::string grown = growth_.next(*use);
+  if (!grown.empty()) text += "; GREW in two epochs: " + grown;
   reporter_.line(text);
-  resources_ = *use;
   return {};
 }
 
@@ -613,7 +609,6 @@ Result<int> TrainLoop::finish(bool stopped) {
   auto all = s_.together(std::move(mine));
   if (!all) return std::move(all).error();
   stop_.disarm();
-  outputs_.flush();
   if (stopped) {
     if (s_.config.checkpoint.dir.empty()) {
       reporter_.line(

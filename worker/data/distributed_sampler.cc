@@ -15,7 +15,9 @@ DistributedSampler::DistributedSampler(const SamplerOptions& options) : options_
 std::int64_t DistributedSampler::samples_per_rank(std::int64_t cursor) const {
   const std::int64_t left = options_.samples - cursor;
   if (left <= 0) return 0;
-  return options_.drop_last ? left / options_.world_size : (left + options_.world_size - 1) / options_.world_size;
+  const std::int64_t share =
+      options_.drop_last ? left / options_.world_size : (left + options_.world_size - 1) / options_.world_size;
+  return options_.whole_batches > 0 ? share - share % options_.whole_batches : share;
 }
 
 std::vector<std::int64_t> DistributedSampler::indices(std::int64_t epoch, std::int64_t cursor) const {

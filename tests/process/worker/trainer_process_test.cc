@@ -424,6 +424,30 @@ TEST_F(Trainer, ConfigurationErrorsAreOneLineWithFileAndLine) {
   EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
 }
 
+// Of everything but training the output is the result.
+TEST_F(Trainer, OutputThatIsLostIsAnError) {
+  write_csv("data.csv", 8, 2);
+  const std::string config = write_config();
+  for (const std::string& arguments :
+       {std::string("--help"), std::string("--version"), "--check --config " + config,
+        std::string("bench all-reduce --count 16 --rounds 1 --warm-up 0"), std::string("plot --help")}) {
+    const Finished lost = runner().run({"/bin/sh", "-c", DDPRUN_BINARY_DIR "/trainer " + arguments + " > /dev/full"});
+    EXPECT_EQ(lost.code, 1) << arguments << "\n" << said(lost);
+    EXPECT_THAT(lost.err, HasSubstr("trainer: cannot write all of the output: ")) << arguments;
+  }
+}
+
+// 22 rows on 2 ranks are 11 each: two whole batches of 4 and a short one, which DataLoader(drop_last=True) drops.
+TEST_F(Trainer, DropShortBatchGivesWholeBatchesOnly) {
+  write_csv("data.csv", 22, 2);
+  set("data.drop_short_batch", "true");
+  set("output.metrics", path("m.jsonl"));
+  set("output.indices", path("i"));
+  expect_ok(run(2));
+  EXPECT_EQ(lines_of("m.jsonl"), 4);
+  EXPECT_EQ(lines_of("i/rank-0.txt"), 16);
+}
+
 TEST_F(Trainer, DataErrorsEndAllRanksWithOneLine) {
   write_csv("data.csv", 8, 2);
   struct Case {
@@ -437,7 +461,8 @@ TEST_F(Trainer, DataErrorsEndAllRanksWithOneLine) {
        "labels.csv:2: label 5 is not a class number from 0 to 2"},
       {{{"data.drop_last", "true"}, {"data.train", path("labels.csv")}}, "leave nothing for each of 3 ranks"},
       {{{"model.outputs", "4"}}, "model.outputs is 4"},
-      {{{"model.name", "resnet18"}}, "needs square images"},
+      {{{"data.drop_short_batch", "true"}, {"data.batch_size", "4"}},
+       "8 training samples on 3 ranks make no full batch of 4"},
       {{{"checkpoint.resume", path("nowhere")}}, "nowhere"},
   };
   for (const Case& c : cases) {

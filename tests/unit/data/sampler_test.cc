@@ -63,6 +63,21 @@ TEST(DistributedSampler, DropsTheTailAsTorchDoes) {
   }
 }
 
+// What DataLoader(batch_size=2, drop_last=True) takes of the lists above.
+TEST(DistributedSampler, WholeBatchesCutEachRanksShare) {
+  for (const bool drop_last : {false, true}) {
+    for (int rank = 0; rank < 4; ++rank) {
+      const DistributedSampler whole(
+          {.samples = 10, .world_size = 4, .rank = rank, .drop_last = drop_last, .whole_batches = 2, .seed = 0});
+      Order expected = sampler(10, 4, rank, drop_last).indices(1);
+      expected.resize(2);
+      EXPECT_EQ(whole.indices(1), expected) << rank << " " << drop_last;
+      EXPECT_EQ(whole.samples_per_rank(), 2);
+      EXPECT_EQ(whole.samples_per_rank(/*cursor=*/8), 0) << "2 entries that are left fill no batch of 4 ranks";
+    }
+  }
+}
+
 TEST(DistributedSampler, FewerSamplesThanRanks) {
   EXPECT_EQ(sampler(3, 8, 5, false).indices(0), (Order{1}));
   for (int rank = 0; rank < 8; ++rank) {

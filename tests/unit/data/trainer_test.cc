@@ -92,6 +92,49 @@ TEST(TrainerConfig, ErrorsNameFileLineAndKey) {
   EXPECT_THAT(error_of(kSmall, {"data.batch=3"}), HasSubstr("batch"));
 }
 
+// What --check can know it says, with file and line: not the first step.
+TEST(TrainerConfig, ValuesThatDoNotFitEachOther) {
+  const auto wrong = [](const std::string& assignments) {
+    std::vector<std::string> set;
+    std::istringstream in(assignments);
+    for (std::string one; in >> one;) set.push_back(one);
+    return error_of("model: {name: linear}\ndata: {format: csv, train: a}\n", set);
+  };
+  const std::string gpt = "model.name=gpt2 data.format=tokens data.sequence_length=16 ";
+  EXPECT_EQ(wrong(gpt), "no error");
+  EXPECT_EQ(wrong(gpt + "model.embedding=8 model.heads=3"), "--set model.embedding: 8 is no multiple of model.heads 3");
+  EXPECT_EQ(wrong(gpt + "model.context=8"), "--set data.sequence_length: 16 is above model.context 8");
+  EXPECT_THAT(wrong(gpt + "data.format=csv"), HasSubstr("model gpt2 does not fit csv data"));
+  EXPECT_THAT(wrong("data.format=tokens"), HasSubstr("model linear does not fit tokens data"));
+  EXPECT_THAT(wrong(gpt + "loss.name=mse"), HasSubstr("mse is not for model gpt2"));
+  EXPECT_EQ(wrong("data.format=npy"), "f.yaml:2: data.train: npy data are two files: {inputs: FILE, targets: FILE}");
+  EXPECT_THAT(error_of("model: {name: linear}\ndata: {format: csv, train: {inputs: a, targets: b}}\n"),
+              HasSubstr("f.yaml:2: data.train.targets: csv data have no file of targets: the last column"));
+  EXPECT_THAT(wrong("model.name=resnet18"), HasSubstr("model resnet18 needs square images, csv data have none"));
+  EXPECT_THAT(wrong("model.name=resnet18 data.format=image_folder data.image_size=4"), HasSubstr("4 is below 8"));
+  EXPECT_THAT(wrong("data.augment=[flip]"), HasSubstr("data.augment: csv data are no images"));
+  EXPECT_THAT(wrong("model.name=mlp model.frozen=fc1"), HasSubstr("model.frozen: no parameter is named"));
+  EXPECT_THAT(wrong("model.name=resnet18 data.format=image_folder model.frozen=[conv1]"), HasSubstr("'conv1.*'"));
+  EXPECT_EQ(wrong("model.name=resnet18 data.format=image_folder model.frozen=[conv1.*]"), "no error");
+  EXPECT_THAT(wrong("model.name=mlp model.frozen=[nothing*]"), HasSubstr("no parameter matches 'nothing*'"));
+  EXPECT_THAT(wrong("schedule.name=multi_step"), HasSubstr("schedule.milestones: is missing"));
+  EXPECT_THAT(wrong("schedule.name=multi_step schedule.milestones=[5,5]"), HasSubstr("must rise"));
+  EXPECT_THAT(wrong("schedule.name=cosine schedule.min_lr=1"), HasSubstr("min_lr: 1 is above optimizer.lr 0.1"));
+  EXPECT_THAT(wrong("schedule.name=linear schedule.warmup_steps=9 schedule.total_steps=9"),
+              HasSubstr("leaves nothing"));
+  for (const char* word : {"true", "false", "no"}) {
+    EXPECT_THAT(wrong(std::string("checkpoint.resume=") + word), HasSubstr("is neither auto, none nor a path"));
+  }
+}
+
+TEST(TrainerConfig, AnEmptyLogFileIsNone) {
+  for (const char* given : {"log.file=", "log.file=''"}) {
+    auto config = parse_config(kSmall, "f.yaml", {given});
+    ASSERT_TRUE(config) << config.error().message();
+    EXPECT_EQ(config->log.file, "") << given;
+  }
+}
+
 TEST(TrainerConfig, SaysWhichKeysDoNothing) {
   auto config = parse_config(std::string(kSmall) + "optimizer: {name: adamw, momentum: 0.9}\nschedule: {gamma: 2}\n",
                              "f.yaml", {"model.dropout=0.5", "data.sequence_length=4", "checkpoint.keep=2"});
@@ -123,6 +166,25 @@ TEST(Metrics, JsonLine) {
           {.step = 3, .epoch = 1, .loss = 0.5, .lr = 0.1, .scale = 64, .skipped = false, .samples_per_s = 10.04}),
       "{\"step\":3,\"epoch\":1,\"loss\":0.5,\"lr\":0.1,\"scale\":64.0,\"skipped\":false,\"samples_per_s\":10.0}\n");
   EXPECT_THAT(to_json_line({.loss = std::numeric_limits<double>::quiet_NaN()}), HasSubstr("\"loss\":null"));
+}
+
+TEST(Metrics, AFileHasOneWriter) {
+  std::string folder = ::testing::TempDir() + "ddprun-metrics-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/m.jsonl";
+  {
+    auto first = LineFile::open_alone(path, 0);
+    ASSERT_TRUE(first) << first.error().message();
+    ASSERT_TRUE(first->append("{}\n"));
+    auto second = LineFile::open_alone(path, 0);
+    ASSERT_FALSE(second);
+    EXPECT_EQ(second.error().code(), Errc::invalid_argument);
+    EXPECT_THAT(second.error().message(), HasSubstr("m.jsonl: another run writes it"));
+    EXPECT_EQ(std::filesystem::file_size(path), 3U) << "what the other has is not cut";
+  }
+  EXPECT_TRUE(LineFile::open_alone(path, 0));
+  EXPECT_TRUE(LineFile::open_alone("/dev/null", -1));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Metrics, AreCutBackToAStep) {
@@ -187,24 +249,33 @@ TEST(Progress, LinesAndBars) {
   EXPECT_THAT(progress_line(s), HasSubstr("99 tokens/s"));
 }
 
-TEST(LeakCheck, NamesWhatGrew) {
-  const ResourceUse before{.rss_bytes = 100'000'000, .arena_bytes = 5, .descriptors = 10, .threads = 3};
-  EXPECT_EQ(growth(before, before), "");
-  ResourceUse now = before;
+TEST(LeakCheck, NamesWhatGrewTwice) {
+  const ResourceUse start{.rss_bytes = 100'000'000, .arena_bytes = 5, .descriptors = 10, .threads = 3};
+  GrowthWatch watch;
+  EXPECT_EQ(watch.next(start), "");
+  ResourceUse now = start;
   now.rss_bytes += 5'000'000;  // an allocator's own coming and going
-  EXPECT_EQ(growth(before, now), "");
+  EXPECT_EQ(watch.next(now), "");
   now.rss_bytes += 50'000'000;
   now.descriptors = 12;
-  EXPECT_EQ(growth(before, now), "resident memory +55.0 MB, descriptors +2");
-  now = before;
-  now.works = 3;
-  now.dropped = 1;
-  EXPECT_EQ(growth(before, now), "live Work handles +3, Work handles dropped without wait +1");
-  EXPECT_THAT(describe(now), HasSubstr("10 descriptors, 3 threads, 3 live Work handles, 1 dropped without wait"));
-  now = before;
-  now.threads = 4;
   now.arena_bytes = 1'000'005;
-  EXPECT_EQ(growth(before, now), "arena +1.0 MB, threads +1");
+  EXPECT_EQ(watch.next(now), "") << "once is no leak";
+  now.rss_bytes += 50'000'000;
+  now.descriptors = 13;
+  now.arena_bytes = 2'000'005;
+  now.threads = 4;
+  EXPECT_EQ(watch.next(now), "arena +2.0 MB, resident memory +100.0 MB, descriptors +3");
+  now.threads = 5;
+  EXPECT_EQ(watch.next(now), "threads +2");
+  EXPECT_EQ(watch.next(now), "");
+}
+
+TEST(LeakCheck, NamesWorkHandlesAtOnce) {
+  GrowthWatch watch;
+  EXPECT_EQ(watch.next({.threads = 3}), "");
+  const ResourceUse now{.descriptors = 10, .threads = 3, .works = 3, .dropped = 1};
+  EXPECT_EQ(watch.next(now), "live Work handles +3, Work handles dropped without wait +1");
+  EXPECT_THAT(describe(now), HasSubstr("10 descriptors, 3 threads, 3 live Work handles, 1 dropped without wait"));
 }
 
 TEST(LeakCheck, MeasuresThisProcess) {
@@ -218,6 +289,19 @@ TEST(LeakCheck, MeasuresThisProcess) {
   ::close(fd);
   ASSERT_TRUE(more);
   EXPECT_EQ(more->descriptors, use->descriptors + 1);
+}
+
+// A killed run and a display beside a running one both see each point: nothing waits in memory.
+TEST(TensorBoard, APointIsInTheFileAtOnce) {
+  std::string folder = ::testing::TempDir() + "ddprun-tensorboard-XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  auto writer = TensorBoardWriter::open(folder, 0);
+  ASSERT_TRUE(writer) << writer.error().message();
+  const std::string path = std::filesystem::directory_iterator(folder)->path().string();
+  const auto before = std::filesystem::file_size(path);
+  writer->scalar("a", 1, 0.5);
+  EXPECT_EQ(std::filesystem::file_size(path), before + tfrecord(scalar_event(1.0, 1, "a", 0.5)).size());
+  std::filesystem::remove_all(folder);
 }
 
 TEST(TensorBoard, RecordOfAKnownEvent) {
