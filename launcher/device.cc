@@ -111,7 +111,7 @@ std::vector<std::size_t> visible_gpus(const std::vector<Gpu>& gpus, const std::o
       if (std::count_if(gpus.begin(), gpus.end(), matches) == 1) {
         index = static_cast<std::size_t>(std::find_if(gpus.begin(), gpus.end(), matches) - gpus.begin());
       }
-    } else if (entry.starts_with("MIG-") && !gpus.empty()) {  // an instance counts as one device
+    } else if (entry.starts_with("MIG-") && !gpus.empty()) {
       index = 0;
       out.push_back(index);
       continue;

@@ -19,8 +19,10 @@ struct Gpu {
 // Errors: not_found (no libnvidia-ml.so.1: no driver), system (NVML says no; with its own text).
 Result<std::vector<Gpu>> query_gpus();
 
-// How many of `gpus` a program sees with this CUDA_VISIBLE_DEVICES (nullopt = unset): CUDA's rules, the list ends at
-// the first entry that names no GPU.
+// Which of `gpus` programs see with this CUDA_VISIBLE_DEVICES (nullopt = unset): CUDA's rules, the list ends at the
+// first entry that names no GPU. A MIG instance stands for one device (that of GPU 0: NVML is not asked whose it is).
+// CUDA shows one process only one instance, so several serve several workers only if each gets an entry of its own
+// (--virtual-local-rank); see mig_instances().
 std::vector<std::size_t> visible_gpus(const std::vector<Gpu>& gpus, const std::optional<std::string>& visible_devices);
 
 }  // namespace ddprun::launcher

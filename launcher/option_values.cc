@@ -83,6 +83,10 @@ std::vector<std::string> split_escaped_commas(std::string_view text) {
   return out;
 }
 
+std::int64_t mig_instances(const std::vector<std::string>& devices) {
+  return std::count_if(devices.begin(), devices.end(), [](const auto& d) { return trimmed(d).starts_with("MIG-"); });
+}
+
 Result<std::int64_t> parse_integer(std::string_view text, std::int64_t min, std::int64_t max) {
   std::int64_t value = 0;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);

@@ -19,6 +19,9 @@ std::string trimmed(std::string_view text);
 // torchrun's filter lists: commas separate, ",," is a comma inside an item.
 std::vector<std::string> split_escaped_commas(std::string_view text);
 
+// How many entries of a list of devices are MIG instances ("MIG-..."); CUDA shows a process only one of them.
+std::int64_t mig_instances(const std::vector<std::string>& devices);
+
 // Whole text as a number in [min, max].
 Result<std::int64_t> parse_integer(std::string_view text, std::int64_t min, std::int64_t max);
 

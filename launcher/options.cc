@@ -57,7 +57,7 @@ Result<void> read_nnodes(const ParsedOptions& parsed, LaunchOptions& out) {
   return {};
 }
 
-Result<void> read_nproc(const ParsedOptions& parsed, const HostFacts& host, LaunchOptions& out) {
+Result<void> read_nproc(const ParsedOptions& parsed, const EnvLookup& env, const HostFacts& host, LaunchOptions& out) {
   const auto& text = parsed.text("nproc-per-node");
   const auto source = parsed.source("nproc-per-node");
   if (auto number = parse_integer(text, 1, kMaxWorkersPerNode)) {
@@ -76,6 +76,12 @@ Result<void> read_nproc(const ParsedOptions& parsed, const HostFacts& host, Laun
   }
   auto gpus = out.devices.empty() ? host.gpu_count() : Result<std::int64_t>(std::int64_t(out.devices.size()));
   if (gpus && *gpus > 0) {
+    const auto listed = out.devices.empty() ? split(env("CUDA_VISIBLE_DEVICES").value_or(""), ',') : out.devices;
+    if (const auto instances = mig_instances(listed); instances > 1 && !parsed.flag("virtual-local-rank")) {
+      return bad(source, fmt::format("{} MIG instances are listed in {}, but CUDA shows a process only one of them. "
+                                     "Add --virtual-local-rank: each worker gets one of its own.",
+                                     instances, out.devices.empty() ? "CUDA_VISIBLE_DEVICES" : "--devices"));
+    }
     out.nproc = *gpus;
     return {};
   }
@@ -520,7 +526,7 @@ Result<LaunchOptions> make_launch_options(const ParsedOptions& parsed, Flavour f
   if (auto done = read_log_level(parsed, env, out); !done) return std::move(done).error();
   if (auto done = read_program(parsed, flavour, out); !done) return std::move(done).error();
   if (auto done = read_nnodes(parsed, out); !done) return std::move(done).error();
-  if (auto done = read_nproc(parsed, host, out); !done) return std::move(done).error();
+  if (auto done = read_nproc(parsed, env, host, out); !done) return std::move(done).error();
   if (auto done = read_rendezvous(parsed, out); !done) return std::move(done).error();
   if (auto done = read_conf(parsed, out); !done) return std::move(done).error();
   if (auto done = read_output(parsed, env, out); !done) return std::move(done).error();

@@ -20,6 +20,7 @@
 #include "launcher/cpu_budget.h"
 #include "launcher/device.h"
 #include "launcher/log_tree.h"
+#include "launcher/option_values.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -109,7 +110,11 @@ class Judge {
       return;
     }
     std::int64_t usable = host_.visible_gpus.value_or(*host_.gpus);
-    if (!options_.devices.empty()) usable = std::min<std::int64_t>(*host_.gpus, std::int64_t(options_.devices.size()));
+    std::int64_t instances = host_.mig_instances;
+    if (!options_.devices.empty()) {
+      instances = mig_instances(options_.devices);
+      usable = std::min(*host_.gpus + instances, std::int64_t(options_.devices.size()));
+    }
     for (const auto& device : options_.devices) {
       const bool index = device.find_first_not_of("0123456789") == std::string::npos && device.size() < 10;
       if (index && std::stoll(device) >= *host_.gpus) {
@@ -117,6 +122,13 @@ class Judge {
              fmt::format("--devices: there is no GPU {}: this host has {}", device, *host_.gpus));
         return;
       }
+    }
+    if (instances > 1 && !options_.virtual_local_rank && options_.nproc > usable - instances + 1) {
+      add(Level::warning, "GPUs",
+          fmt::format("{} workers, but CUDA shows a process only one of the {} MIG instances that are listed; with "
+                      "--virtual-local-rank each worker gets one of its own",
+                      options_.nproc, instances));
+      return;
     }
     if (usable > 0 && options_.nproc > usable) {
       add(Level::warning, "GPUs",
@@ -266,6 +278,7 @@ HostState look_around(const std::string& log_dir) {
     host.gpus = static_cast<std::int64_t>(gpus->size());
     const auto visible = process_environment()("CUDA_VISIBLE_DEVICES");
     host.visible_gpus = static_cast<std::int64_t>(visible_gpus(*gpus, visible).size());
+    host.mig_instances = mig_instances(split(visible.value_or(""), ','));
   } else {
     host.gpu_problem = gpus.error().message();
   }

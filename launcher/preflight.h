@@ -23,7 +23,8 @@ struct Finding {
 // What the host has. Absent = could not be found out.
 struct HostState {
   std::optional<std::int64_t> gpus;          // that the driver knows
-  std::optional<std::int64_t> visible_gpus;  // of them, with our CUDA_VISIBLE_DEVICES
+  std::optional<std::int64_t> visible_gpus;  // of them, with our CUDA_VISIBLE_DEVICES; a MIG instance counts as one
+  std::int64_t mig_instances = 0;            // among the visible ones
   std::string gpu_problem;                   // why GPUs cannot be counted; "" = they can
   bool gpu_device_files = false;             // /dev/nvidia0 is there
   std::int64_t usable_cpus = 1;

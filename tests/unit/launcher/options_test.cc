@@ -166,6 +166,21 @@ TEST(LaunchOptions, NprocPerNode) {
   EXPECT_THAT(problem({"--nproc-per-node=gpu", "x"}, {}, Flavour::run, none), HasSubstr("there is no driver"));
   EXPECT_THAT(problem({"--nproc-per-node=gpu", "x"}, {}, Flavour::run, zero), HasSubstr("there is none on this host"));
   EXPECT_THAT(problem({"--nproc-per-node=xpu", "x"}), HasSubstr("only NVIDIA GPUs"));
+  // CUDA shows a process one MIG instance: N workers need lists of their own.
+  const Environment mig{{"CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2"}};
+  const Host two{6, 2};
+  for (const char* word : {"--nproc-per-node=gpu", "--nproc-per-node=auto"}) {
+    EXPECT_THAT(
+        problem({word, "x"}, mig, Flavour::run, two),
+        HasSubstr("2 MIG instances are listed in CUDA_VISIBLE_DEVICES, but CUDA shows a process only one of them. "
+                  "Add --virtual-local-rank"));
+    EXPECT_EQ(good({word, "--virtual-local-rank", "x"}, mig, Flavour::run, two).nproc, 2);
+  }
+  EXPECT_THAT(problem({"--nproc-per-node=gpu", "--devices=MIG-1,MIG-2,MIG-3", "x"}, {}, Flavour::run, two),
+              HasSubstr("3 MIG instances are listed in --devices"));
+  EXPECT_EQ(good({"--nproc-per-node=gpu", "x"}, {{"CUDA_VISIBLE_DEVICES", "MIG-1"}}, Flavour::run, Host{6, 1}).nproc,
+            1);
+  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, mig, Flavour::run, none).nproc, 6);
   EXPECT_THAT(problem({"--nproc-per-node=0", "x"}), HasSubstr("0 is not in 1..100000"));
   EXPECT_THAT(problem({"--nproc-per-node=many", "x"}), HasSubstr("'many' is none of N, gpu, cpu and auto"));
 }

@@ -64,6 +64,23 @@ TEST(Preflight, MoreWorkersThanGpus) {
   EXPECT_THAT(words(good_host(), options), ElementsAre(HasSubstr("error GPUs: --devices: there is no GPU 9")));
 }
 
+TEST(Preflight, SeveralMigInstancesForOneProcess) {
+  auto host = good_host();
+  host.gpus = 1;
+  host.visible_gpus = host.mig_instances = 3;
+  EXPECT_THAT(words(host, job(2)),
+              ElementsAre(HasSubstr("2 workers, but CUDA shows a process only one of the 3 MIG instances")));
+  EXPECT_THAT(words(host, job(1)), IsEmpty());
+  auto options = job(3);
+  options.virtual_local_rank = true;
+  EXPECT_THAT(words(host, options), IsEmpty());
+  options.devices = {"MIG-1", "MIG-2", "MIG-3"};
+  host.mig_instances = 0, host.visible_gpus = 1;
+  EXPECT_THAT(words(host, options), IsEmpty());
+  options.virtual_local_rank = false;
+  EXPECT_THAT(words(host, options), ElementsAre(HasSubstr("--virtual-local-rank")));
+}
+
 TEST(Preflight, DevicesWithoutADriver) {
   auto host = good_host();
   host.gpus.reset();

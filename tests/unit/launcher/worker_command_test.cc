@@ -106,6 +106,7 @@ TEST(WorkerCommand, VirtualLocalRankGivesEachWorkerOneDevice) {
   EXPECT_EQ(env_of({}, 2)->at("LOCAL_RANK"), "0");
   EXPECT_EQ(env_of({}, 2)->at("CUDA_VISIBLE_DEVICES"), "2");
   EXPECT_EQ(env_of({{"CUDA_VISIBLE_DEVICES", "4, 6"}}, 1)->at("CUDA_VISIBLE_DEVICES"), "6");
+  EXPECT_EQ(env_of({{"CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b"}}, 1)->at("CUDA_VISIBLE_DEVICES"), "MIG-b");
   const EnvironmentMap hip{{"HIP_VISIBLE_DEVICES", "1,3"}, {"CUDA_VISIBLE_DEVICES", "9,9"}};
   EXPECT_EQ(env_of(hip, 1)->at("CUDA_VISIBLE_DEVICES"), "3");
   EXPECT_EQ(env_of(hip, 1)->at("HIP_VISIBLE_DEVICES"), "3");
@@ -140,6 +141,7 @@ TEST(Device, VisibleGpusFollowCudasRules) {
   EXPECT_THAT(visible_gpus(gpus, "GPU-c,GPU-aab"), ElementsAre(2, 1));
   EXPECT_THAT(visible_gpus(gpus, "GPU-a"), IsEmpty());  // fits two
   EXPECT_THAT(visible_gpus({}, "0"), IsEmpty());
+  EXPECT_THAT(visible_gpus(gpus, "MIG-1, MIG-2"), ElementsAre(0, 0));
 }
 
 TEST(SignalPolicy, FirstEndsGracefullyAnImpatientSecondAtOnce) {
