@@ -20,6 +20,7 @@
 #include "worker/run_error.h"
 #include "worker/session.h"
 #include "worker/stop_signal.h"
+#include "worker/subcommand.h"
 #include "worker/tokenize.h"
 #include "worker/train_loop.h"
 
@@ -34,30 +35,30 @@ int usage_error(const std::string& message) {
 // Training goes on without a screen; of everything else the output is the result.
 int printed(int code) { return exit_code_after_output("trainer", code); }
 
-int run(const std::vector<std::string>& arguments) {
-  if (!arguments.empty()) {
-    const std::span<const std::string> rest = std::span(arguments).subspan(1);
-    if (arguments[0] == "bench") return printed(comm::bench_main(rest));
-    if (arguments[0] == "tokenize") return printed(tokenize(rest));
-    if (arguments[0] == "plot") return printed(plot(rest));
+constexpr struct {
+  const char* name;
+  int (*run)(std::span<const std::string> arguments);
+} kCommands[] = {{"bench", comm::bench_main}, {"plot", plot}, {"tokenize", tokenize}};
+
+int run_command(const std::string& name, std::span<const std::string> arguments) {
+  std::vector<std::string> names;
+  for (const auto& command : kCommands) {
+    if (name == command.name) return printed(command.run(arguments));
+    names.push_back(command.name);
   }
+  const auto near = nearest_name(name, names);
+  return usage_error(fmt::format("unknown command '{}'{} (commands: {}; training: --config FILE)", name,
+                                 near ? ": did you mean '" + *near + "'?" : "", fmt::join(names, ", ")));
+}
+
+int run(const std::vector<std::string>& arguments) {
   if (!arguments.empty() && !arguments[0].empty() && arguments[0][0] != '-') {
-    const std::vector<std::string> commands = {"bench", "plot", "tokenize"};
-    const auto near = nearest_name(arguments[0], commands);
-    return usage_error(fmt::format("unknown command '{}'{} (commands: bench, plot, tokenize; training: --config FILE)",
-                                   arguments[0], near ? ": did you mean '" + *near + "'?" : ""));
+    return run_command(arguments[0], std::span(arguments).subspan(1));
   }
   const OptionTable& table = option_table();
   auto options = table.parse(arguments, process_environment());
   if (!options) return usage_error(options.error().message());
-  if (options->flag("help")) {
-    std::fputs(table.help().c_str(), stdout);
-    return printed(exit_code::kOk);
-  }
-  if (options->flag("version")) {
-    std::fputs(version_text("trainer").c_str(), stdout);
-    return printed(exit_code::kOk);
-  }
+  if (print_if_asked(table, *options)) return printed(exit_code::kOk);
   // A file that reaches the limit on its size (ulimit -f) is an error that write() tells, as a full disk is.
   ::signal(SIGXFSZ, SIG_IGN);
   // Before any other thread is started: they must inherit the blocked signals.

@@ -16,14 +16,7 @@ int run_subcommand(const std::string& name, const OptionTable& table, std::span<
   };
   auto options = table.parse(arguments, [](const std::string&) { return std::nullopt; });
   if (!options) return complain(options.error().message(), exit_code::kUsage);
-  if (options->flag("help")) {
-    std::fputs(table.help().c_str(), stdout);
-    return exit_code::kOk;
-  }
-  if (options->flag("version")) {
-    std::fputs(version_text("trainer").c_str(), stdout);
-    return exit_code::kOk;
-  }
+  if (print_if_asked(table, *options)) return exit_code::kOk;
   if (const std::string wrong = misuse(*options); !wrong.empty()) return complain(wrong, exit_code::kUsage);
   auto done = work(*options);
   return done ? exit_code::kOk : complain(done.error().message(), exit_code::kFailure);

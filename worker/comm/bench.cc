@@ -11,10 +11,12 @@
 #include <new>
 #include <vector>
 
+#include "common/exit_code.h"
 #include "common/options.h"
 #include "worker/comm/factory.h"
 #include "worker/cuda/backend.h"
 #include "worker/half.h"
+#include "worker/subcommand.h"
 
 namespace ddprun::comm {
 namespace {
@@ -372,11 +374,8 @@ int complain(const Error& error, int code) {
 int bench_main(std::span<const std::string> arguments) {
   const OptionTable table = option_table();
   auto options = table.parse(arguments, process_environment());
-  if (!options) return complain(options.error(), 2);
-  if (options->flag("help")) {
-    std::fputs(table.help().c_str(), stdout);
-    return 0;
-  }
+  if (!options) return complain(options.error(), exit_code::kUsage);
+  if (trainer::print_if_asked(table, *options)) return exit_code::kOk;
   const auto& names = options->rest();
   const auto* chosen = std::find_if(std::begin(kCollectives), std::end(kCollectives),
                                     [&](const auto& c) { return names.size() == 1 && names[0] == c.name; });
@@ -385,39 +384,39 @@ int bench_main(std::span<const std::string> arguments) {
                           fmt::format("name one collective: all-reduce, all-gather, reduce-scatter or broadcast (not "
                                       "\"{}\")",
                                       names.empty() ? "" : names.back())),
-                    2);
+                    exit_code::kUsage);
   }
   DType dtype = DType::f32;
   for (DType d : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64}) {
     if (options->text("dtype") == name_of(d)) dtype = d;
   }
   auto sizes = sizes_of(*options, size_of(dtype));
-  if (!sizes) return complain(sizes.error(), 2);
+  if (!sizes) return complain(sizes.error(), exit_code::kUsage);
 
   auto env = from_environment(process_environment());
-  if (!env) return complain(env.error(), 2);
+  if (!env) return complain(env.error(), exit_code::kUsage);
   CommOptions comm_options;
   auto backend = parse_backend(options->text("backend"));
-  if (!backend) return complain(backend.error(), 2);
+  if (!backend) return complain(backend.error(), exit_code::kUsage);
   comm_options.backend = *backend;
   comm_options.timeout = std::chrono::seconds(options->integer("timeout"));
   comm_options.progress = Progress::when_waited;
   auto communicator = make_communicator(*env, comm_options);
-  if (!communicator) return complain(communicator.error(), 1);
+  if (!communicator) return complain(communicator.error(), exit_code::kFailure);
   Communicator& c = **communicator;
 
   cuda::DeviceContext* device = nullptr;
   if (c.device_memory()) {  // then the backend is loaded and its device open
     auto gpu = cuda::load_backend();
-    if (!gpu) return complain(gpu.error(), 1);
+    if (!gpu) return complain(gpu.error(), exit_code::kFailure);
     auto opened = (*gpu)->open(static_cast<int>(env->rank.value), static_cast<int>(env->local_rank.value));
-    if (!opened) return complain(opened.error(), 1);
+    if (!opened) return complain(opened.error(), exit_code::kFailure);
     device = *opened;
   }
   Bench bench(c, chosen->what, dtype, Memory(device));
   const bool owned = options->text("memory") == "owned", json = options->flag("json"), speaks = c.rank() == 0;
   Result<void> ready = bench.prepare(*std::max_element(sizes->begin(), sizes->end()), owned);
-  if (!ready) return complain(ready.error(), 1);
+  if (!ready) return complain(ready.error(), exit_code::kFailure);
   if (speaks && !json) {
     fmt::print("# {} over {}, {} memory, {} rounds; time is the mean of the slowest rank\n", chosen->name,
                c.description(), options->text("memory"), options->integer("rounds"));
@@ -430,7 +429,7 @@ int bench_main(std::span<const std::string> arguments) {
   for (std::size_t size : *sizes) {
     auto row = bench.measure(size, static_cast<int>(options->integer("rounds")),
                              static_cast<int>(options->integer("warm-up")));
-    if (!row) return complain(row.error(), 1);
+    if (!row) return complain(row.error(), exit_code::kFailure);
     wrong += row->wrong;
     if (!speaks) continue;
     if (json) {
@@ -452,7 +451,7 @@ int bench_main(std::span<const std::string> arguments) {
         chosen->name, c.description(), c.world_size(), name_of(dtype), options->text("memory"),
         options->integer("rounds"), rows);
   }
-  return wrong == 0 ? 0 : 1;
+  return wrong == 0 ? exit_code::kOk : exit_code::kFailure;
 }
 
 }  // namespace ddprun::comm

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 // Sizes that `trainer bench` refuses or bounds before it looks for other ranks.
@@ -33,6 +34,14 @@ TEST(Bench, ACountWhoseBytesWouldWrapAroundIsRefused) {
 TEST(Bench, ASweepEndsAlsoWhenItsNextStepWouldWrapAround) {
   EXPECT_THAT(said({"--sweep", "4GiB:1TiB", "--factor", "4294967296"}), HasSubstr("RANK"));
   EXPECT_THAT(said({"--sweep", "1GiB:5TiB"}), HasSubstr("--sweep: 5TiB is more than 4 TiB"));
+}
+
+TEST(Bench, AnswersWhatItIsAsked) {
+  for (const auto& [flag, words] : {std::pair{"--help", "all-reduce|all-gather"}, std::pair{"--version", "trainer "}}) {
+    ::testing::internal::CaptureStdout();
+    EXPECT_EQ(bench_main(std::vector<std::string>{flag}), 0);
+    EXPECT_THAT(::testing::internal::GetCapturedStdout(), HasSubstr(words));
+  }
 }
 
 TEST(Bench, SizesAreBounded) {
