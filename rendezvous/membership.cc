@@ -103,6 +103,7 @@ void Membership::start_over() {
   end_why_.clear();
   final_.reset();
   failures_.clear();
+  failure_history_.clear();
   quick_failures_ = 0;
   last_call_.reset();
   newcomer_.reset();

@@ -143,6 +143,7 @@ bool Membership::answer_of_ended_job(const rdzv::Join& join, Actions& out) {
       return true;
     }
     start_over();
+    out.push_back(News{"a new job of this run id begins"});
     return false;
   }
   if (residue_.contains(id) && has_final) {

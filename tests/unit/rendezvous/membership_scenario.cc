@@ -221,6 +221,7 @@ std::string MembershipScenario::run(const std::string& command) {
       out += fmt::format("{} {} group_rank={} first_rank={}\n", n.node_id.value, rdzv::to_string(n.state), n.group_rank,
                          n.first_rank);
     }
+    for (const FailureRecord& f : membership_.status(now_).failures) out += "failure: " + rdzv::describe(f) + "\n";
     return out;
   }
   return "unknown command\n";
