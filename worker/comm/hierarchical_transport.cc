@@ -88,7 +88,10 @@ class HierarchicalTransport final : public Transport {
         auto memory = group_->allocate(op);
         if (!memory) return memory.error();
         op.allocated = *memory;
-        return leader() ? ring_->agree(op) : Result<void>();
+        // All ranks of a host go on together: one that went ahead would blame its leader, which still waits for another
+        // host.
+        Result<void> ok = leader() ? ring_->agree(op) : Result<void>();
+        return ok ? group_->step(op) : ok;
       }
       case OpKind::all_reduce:
         return all_reduce(op);

@@ -109,6 +109,28 @@ TEST_P(CommFault, StoppedRankIsNamedAtTheDeadline) {
   EXPECT_THAT(outcomes[1].text, HasSubstr("missing ranks: 1"));
 }
 
+// The first rank of another host is waited for by one rank of this one only; its neighbours must not blame that one.
+TEST_P(CommFault, RankThatIsStoppedBeforeAnAllocationIsNamed) {
+  const auto outcomes = run(
+      4,
+      [](Communicator& c) -> std::string {
+        RANK_OK(c.barrier());
+        if (c.rank() == 0) ::raise(SIGSTOP);
+        // Its neighbour, who sees at once that it is stopped, is the last to reach the deadline.
+        if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
+        auto memory = c.allocate(1000);
+        return memory ? reduce_until_error(c, 8) : memory.error().message();
+      },
+      std::chrono::milliseconds(1000),
+      [](const std::vector<int>& pids, KeyValue& store) {
+        for (const char* key : {"done/1", "done/2", "done/3"}) {
+          (void)store.get(key, SteadyClock::now() + std::chrono::seconds(40));
+        }
+        ::kill(pids[0], SIGCONT);
+      });
+  for (std::size_t r : {1, 2, 3}) EXPECT_THAT(outcomes[r].text, HasSubstr("missing ranks: 0"));
+}
+
 TEST_P(CommFault, DifferentOperationsAreNamedOnBothSides) {
   const auto outcomes = run(4, [](Communicator& c) -> std::string {
     std::vector<float> data(4096);
