@@ -2,13 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "worker/data/file_bytes.h"
+#include "worker/launcher_mark.h"
 #include "worker/weights.h"
 #include "worker/within.h"
 
@@ -21,14 +25,33 @@ struct Chosen {
   std::vector<std::string> notes;
 };
 
-Result<Chosen> choose_checkpoint(const CheckpointConfig& config) {
+// Has this job written into the folder? It began with an empty one then (a full one is refused), so all is its own.
+bool is_ours(const checkpoint::CheckpointDirectory& directory, const std::vector<std::int64_t>& steps,
+             const std::vector<std::int64_t>& launchers) {
+  for (const std::int64_t step : steps) {
+    // Whatever is wrong with a file is found, and said, when the checkpoint is loaded.
+    auto raw = data::read_whole(directory.path_of(step) + "/" + checkpoint::kStateFile);
+    if (!raw) continue;
+    auto state = checkpoint::state_from_json(std::string(reinterpret_cast<const char*>(raw->data()), raw->size()));
+    if (state && share_one(state->launchers, launchers)) return true;
+  }
+  return false;
+}
+
+Result<Chosen> choose_checkpoint(const CheckpointConfig& config, const std::vector<std::int64_t>& launchers) {
   Chosen chosen;
   if (!config.dir.empty()) {
     auto directory = checkpoint::CheckpointDirectory::open(config.dir);
     if (!directory) return std::move(directory).error().with_context("checkpoint.dir");
     chosen.directory = std::make_shared<const checkpoint::CheckpointDirectory>(std::move(*directory));
   }
-  const bool automatic = config.resume == "auto";
+  bool automatic = config.resume == "auto";
+  if (!automatic && chosen.directory != nullptr) {
+    auto steps = chosen.directory->steps();
+    if (!steps) return std::move(steps).error();
+    // After a restart, or when a node has joined: none and a path are how the job began, not how it goes on.
+    automatic = is_ours(*chosen.directory, *steps, launchers);
+  }
   if (automatic && chosen.directory != nullptr) {
     auto newest = checkpoint::load_newest(*chosen.directory);
     if (!newest) return std::move(newest).error();
@@ -80,8 +103,10 @@ Result<void> restore(Session& s) {
   s.state.seed = s.config.train.seed;
   s.state.world_size = s.world_size();
   s.state.scale = static_cast<float>(s.scaler.scale());
-  auto chosen = within<Chosen>(kSetupTimeout - kSetupSpare, "checkpoint.dir or checkpoint.resume",
-                               [config = s.config.checkpoint] { return choose_checkpoint(config); });
+  s.state.launchers = s.launchers;
+  auto chosen = within<Chosen>(
+      kSetupTimeout - kSetupSpare, "checkpoint.dir or checkpoint.resume",
+      [config = s.config.checkpoint, launchers = s.launchers] { return choose_checkpoint(config, launchers); });
   if (!chosen) return std::move(chosen).error();
   s.directory = std::move(chosen->directory);
   s.notes.insert(s.notes.end(), chosen->notes.begin(), chosen->notes.end());
@@ -102,6 +127,12 @@ Result<void> restore(Session& s) {
   done = restore_optimizer(loaded.optimizer, *s.optimizer);
   if (!done) return unlike(std::move(done).error(), loaded.folder, checkpoint::kOptimizerFile);
   s.state = loaded.state;
+  // Those of this job that are gone now stay named, so that the job is known by any of them.
+  if (!share_one(s.state.launchers, s.launchers)) s.state.launchers.clear();
+  std::vector<std::int64_t> all;
+  std::set_union(s.state.launchers.begin(), s.state.launchers.end(), s.launchers.begin(), s.launchers.end(),
+                 std::back_inserter(all));
+  s.state.launchers = std::move(all);
   s.resumed = true;
   return {};
 }

@@ -12,9 +12,11 @@
 #include "worker/comm/factory.h"
 #include "worker/cuda/backend.h"
 #include "worker/ddp/sync_metrics.h"
+#include "worker/launcher_mark.h"
 #include "worker/open_data.h"
 #include "worker/resume.h"
 #include "worker/run_error.h"
+#include "worker/same_run.h"
 #include "worker/weights.h"
 #include "worker/within.h"
 
@@ -96,15 +98,21 @@ Result<void> open_local(Session& s) {
   struct Opened {
     TrainerConfig config;
     RunData data;
+    std::string train, validation;  // fingerprints: reading samples may take as long as opening does
   };
   const auto open = [config = s.config]() mutable -> Result<Opened> {
     auto data = open_run_data(config);
     if (!data) return std::move(data).error();
-    return Opened{std::move(config), std::move(*data)};
+    const std::uint64_t seed = config.train.seed;
+    std::string train = fingerprint(*data->train, config.data.format, seed), validation = "none";
+    if (data->validation != nullptr) validation = fingerprint(*data->validation, config.data.format, seed);
+    return Opened{std::move(config), std::move(*data), std::move(train), std::move(validation)};
   };
   auto opened = within<Opened>(open_limit(s.config), "data.train or data.validation", open);
   if (!opened) return std::move(opened).error();
   s.config = std::move(opened->config);
+  s.train_fingerprint = std::move(opened->train);
+  s.validation_fingerprint = std::move(opened->validation);
   s.train_data = std::move(opened->data.train);
   s.validation_data = std::move(opened->data.validation);
   data::SamplerOptions sampling;
@@ -260,7 +268,13 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
   s.communicator->set_timeout(std::max<std::chrono::milliseconds>(kSetupTimeout, 2 * open_limit(config) + kSetupSpare));
 
   Result<void> done = s.together(open_local(s));
+  if (done) done = s.together(same_as_rank_zero(*s.communicator, traits_of(s)));
   if (done) done = make_reducer(s);
+  if (done) {
+    auto launchers = gather_launchers(*s.communicator, env);
+    if (launchers) s.launchers = std::move(*launchers);
+    done = launchers ? Result<void>() : Result<void>(launchers.error());
+  }
   if (done) done = s.together(s.is_root() ? restore(s) : Result<void>());
   if (done) done = share_state(s);
   if (done) done = broadcast_blocks(s, state_blocks(*s.store, /*buffers_only=*/false));
@@ -274,7 +288,6 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
       done = broadcast_blocks(s, blocks);
     }
   }
-  if (done) done = ddp::check_equal(*s.communicator, "training samples", s.train_data->size());
   if (done) done = s.together(make_writer(s));
   error_is_said = s.error_is_said;
   if (!done) return std::move(done).error();

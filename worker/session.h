@@ -38,6 +38,7 @@ struct Session {
   cuda::DeviceContext* device = nullptr;  // null on the CPU; lives as long as the process
   std::unique_ptr<engine::Kernels> kernels;
   std::shared_ptr<const data::Dataset> train_data, validation_data;
+  std::string train_fingerprint, validation_fingerprint;
   std::unique_ptr<engine::ParameterStore> store;
   std::unique_ptr<Plans> plans;
   std::unique_ptr<ddp::Reducer> reducer;
@@ -49,7 +50,8 @@ struct Session {
   checkpoint::TrainState state;
   optim::GradScaler scaler;
   bool resumed = false;
-  std::vector<std::string> notes;  // what rank 0 has to say about the start
+  std::vector<std::int64_t> launchers;  // of all ranks: gather_launchers()
+  std::vector<std::string> notes;       // what rank 0 has to say about the start
 
   const StopSignal* stop = nullptr;
   bool error_is_said = false;  // the error that ends this run has been told to the user, here or by another rank

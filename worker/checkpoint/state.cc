@@ -25,9 +25,7 @@ void visit(State& s, Visitor&& v) {
   v("growth_tracker", s.growth_tracker);
   v("schedule_batch", s.schedule_batch, Field::later);
   v("schedule_epoch", s.schedule_epoch, Field::later);
-  v("run_id", s.run_id, Field::later);
-  v("round", s.round, Field::later);
-  v("restart_count", s.restart_count, Field::later);
+  v("launchers", s.launchers, Field::later);
   v("index_bytes", s.index_bytes);
 }
 

@@ -299,6 +299,39 @@ TEST_F(TrainerHardTimes, Usr2SavesAndTheRunGoesOn) {
   EXPECT_EQ(saved, 2);  // the one asked for and the last
 }
 
+// `none` and a path say how a job begins. After a restart it goes on from what it has written itself; another job is
+// refused as ever.
+TEST_F(TrainerHardTimes, ARestartedJobGoesOnFromItsOwnCheckpoints) {
+  write_csv("data.csv", 60, 2);
+  set("data.batch_size", "1");
+  set("train.epochs", "1");
+  set("checkpoint.every_steps", "5");
+  set("train.max_steps", "7");
+  set("checkpoint.dir", path("first"));
+  ASSERT_EQ(run(2).code, 0);
+  set("train.max_steps", "0");
+  set("train.step_delay_ms", "20");
+  for (const std::string& resume : {std::string("none"), path("first")}) {
+    SCOPED_TRACE(resume);
+    const std::string folder = resume == "none" ? "none" : "path";
+    set("checkpoint.resume", resume);
+    set("checkpoint.dir", path(folder));
+    set("output.metrics", path(folder + ".jsonl"));
+    Running job = start(2, {"--max-restarts=1"});
+    for (int i = 0; i < 3000 && !fs::exists(path(folder + "/step-000000010")); ++i) ::usleep(20000);
+    const std::vector<Worker> workers = workers_of(job.pid());
+    ASSERT_FALSE(workers.empty());
+    ASSERT_EQ(::kill(workers.back().pid, SIGKILL), 0);
+    const Finished done = job.wait();
+    EXPECT_EQ(done.code, 0) << said(done);
+    EXPECT_THAT(done.out, HasSubstr("resumed from " + path(folder) + "/step-0000000"));
+    EXPECT_EQ(lines_of(folder + ".jsonl"), resume == "none" ? 30 : 30 - 7);
+    const Finished another = run(2);
+    EXPECT_EQ(another.code, 78) << said(another);
+    EXPECT_THAT(another.err, HasSubstr("already has checkpoints up to step 30"));
+  }
+}
+
 // Only the launcher is killed, while a checkpoint is being written: no worker is left, and what is on the disk is good.
 TEST_F(TrainerHardTimes, ALauncherKilledDuringASaveLeavesAGoodCheckpoint) {
   write_csv("data.csv", 40, 20000);
@@ -404,6 +437,36 @@ TEST_F(TrainerHardTimes, WhatCannotBeWrittenIsFoundAtTheStart) {
                                       std::string(DDPRUN_BINARY_DIR) + "/trainer", config});
   EXPECT_EQ(fine.code, 0) << said(fine);
   EXPECT_THAT(fine.err, HasSubstr("no log file: cannot write train.log: Is a directory"));
+}
+
+// Every rank reads its own files: what must be the same is compared before anything else is done.
+TEST_F(TrainerHardTimes, RanksThatDifferAreToldSo) {
+  write_csv("data.csv", 8, 2);
+  TrainerRunner other;  // as many rows, other numbers
+  other.write_csv("data.csv", 8, 2);
+  std::string rows = other.read("data.csv");
+  rows[rows.size() - 3] = rows[rows.size() - 3] == '1' ? '2' : '1';
+  runner().write("other.csv", rows);
+  write_csv("more.csv", 9, 2);
+  const std::string config = write_config();
+  const std::string trainer = std::string(DDPRUN_BINARY_DIR) + "/trainer --config " + config;
+  const std::pair<std::string, std::string> cases[] = {
+      {"--set train.seed=$((8 - RANK))", "train.seed: rank 0 has 8, rank 1 has 7"},
+      {"--set data.batch_size=$((4 + RANK))", "data.batch_size: rank 0 has 4, rank 1 has 5"},
+      {"--set data.train=" + path("$([ $RANK = 1 ] && echo other || echo data).csv"),
+       "data.train: rank 0 has csv, inputs [2], targets [1], 0 classes, content "},
+      {"--set data.train=" + path("$([ $RANK = 1 ] && echo more || echo data).csv"),
+       "training samples: rank 0 has 8, rank 1 has 9"},
+      {"--set checkpoint.dir=" + path("ck") + " --set checkpoint.every_steps=$((RANK + 1))",
+       "checkpoint.every_steps: rank 0 has 1, rank 1 has 2"},
+  };
+  for (const auto& [set_words, message] : cases) {
+    const Finished wrong = runner().run({"ddprun", "--standalone", "--nproc-per-node=2", "--no-python", "/bin/sh", "-c",
+                                         "exec " + trainer + " " + set_words});
+    EXPECT_EQ(wrong.code, 78) << said(wrong);
+    EXPECT_THAT(wrong.err, HasSubstr("trainer: rank 1: " + message));
+    EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
+  }
 }
 
 TEST_F(TrainerHardTimes, WrongDataFilesSaySo) {
