@@ -100,14 +100,18 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       if (!opened) {
         last = opened.error();
         // "Refused" comes from the host itself: it is there, and no daemon is. (Unreachable is a router's word.)
-        if (last.code() == Errc::refused) renew_lease(begin);
+        // Another address of the same name, where nobody ever listened, proves nothing.
+        if (last.code() == Errc::refused && candidate == last_server) renew_lease(begin);
         continue;
       }
       socket.set_option(tcp::no_delay(true), ec);
       auto greeted = co_await greet();
-      if (greeted) co_return Result<void>();
+      if (greeted) {
+        last_server = candidate;
+        co_return Result<void>();
+      }
+      // Closed before it answered proves nothing: a daemon without descriptors to spare does that, and it lives.
       last = greeted.error();
-      if (last.code() == Errc::peer_closed) renew_lease(begin);
       socket.close(ec);
     }
     co_return last;
@@ -200,8 +204,8 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     beat_timer.cancel();
     boost::system::error_code ignored;
     socket.close(ignored);
-    // EOF or reset: the host says that nobody is there any more.
-    if (why.code() == Errc::peer_closed) renew_lease(broken_at);
+    // The lease stays as it is: a daemon that lives may have closed, and the FIN of a dead one may be as old as the
+    // kernel's patience. The next try tells: refused, answered, or silence.
     if (!told_broken && !goodbye) {
       const bool member = standing == Standing::member || standing == Standing::leaving;
       log_warning("the connection to the rendezvous at {} is broken ({}): trying again{}", options.endpoint.to_string(),
@@ -365,6 +369,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   ClientEvents events;
   tcp::socket socket;
   tcp::resolver resolver;
+  tcp::endpoint last_server;  // that answered last
   asio::steady_timer backoff_timer, beat_timer, lease_timer, tell_timer, ended;
   bool running = false, closing = false, hopeless = false;
   bool online = false, was_connected = false, told_broken = false, embedded = false, goodbye = false;

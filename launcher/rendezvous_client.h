@@ -38,9 +38,10 @@ struct ClientOptions {
 // The agent's connection to the rendezvous: connects, and after a break connects again at least once a second, says
 // again who we are, keeps the lease. One thread.
 //
-// The lease runs from the send time of the last answered heartbeat (or opening). A refused or reset connection proves
-// that the host is there and the daemon is dead, so it starts the lease anew: workers run on. Silence does not. When
-// the lease is over a new connection is tried, but the old one is kept open until join() or close(): a FIN would tell
+// The lease runs from the send time of the last answered heartbeat (or opening). A new connection that is refused where
+// the daemon was proves that the host is there and the daemon is dead, so it starts the lease anew: workers run on.
+// Silence does not, and neither does a connection that was taken and closed: a living daemon may do that. When the
+// lease is over a new connection is tried, but the old one is kept open until join() or close(): a FIN would tell
 // the rendezvous that our workers are dead, which they are not yet.
 class RendezvousClient {
  public:
