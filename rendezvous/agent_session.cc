@@ -1,7 +1,9 @@
 #include "rendezvous/agent_session.h"
 
+#include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
 #include <utility>
 
@@ -26,7 +28,8 @@ AgentSession::AgentSession(asio::ip::tcp::socket socket, std::string already_rea
       already_read_(std::move(already_read)),
       greeting_(std::move(greeting)),
       handlers_(std::move(handlers)),
-      stuck_(socket_.get_executor()) {
+      stuck_(socket_.get_executor()),
+      written_(socket_.get_executor(), asio::steady_timer::time_point::max()) {
   if (const auto remote = remote_endpoint(socket_.native_handle())) {
     peer_ = remote->to_string();
     peer_is_loopback_ = is_loopback(remote->host);
@@ -66,13 +69,13 @@ asio::awaitable<void> AgentSession::run() {
   if (!hello) {
     if (!closed_ && handlers_.on_refused) handlers_.on_refused(*this, hello.error().message());
     close(hello.error().message());
-    handlers_.on_end(*this, true, close_reason_);
+    handlers_.on_end(*this, false, close_reason_);
     co_return;
   }
   const bool agent = hello->kind == rdzv::PeerKind::agent;
   const std::uint32_t max_frame = agent ? rdzv::kMaxFrame : rdzv::kMaxAgentFrame;
   is_operator_ = !agent;
-  bool lost = true;
+  bool lost = false;
   std::string why;
   while (!closed_) {
     Result<std::string> frame = std::string();
@@ -83,9 +86,9 @@ asio::awaitable<void> AgentSession::run() {
       frame = Error(Errc::malformed, "bytes before the opening was answered");
     }
     if (!frame) {
-      lost = frame.error().code() != Errc::timed_out;
+      lost = frame.error().code() == Errc::peer_closed && !gave_up_;
       why = frame.error().message();
-      const bool unknown = agent && node_id.value.empty() && !lost;
+      const bool unknown = agent && node_id.value.empty() && frame.error().code() == Errc::timed_out;
       if (unknown) why = "it sent no Join within " + std::to_string(read_limit.count()) + " ms after its opening";
       if (unknown || frame.error().code() == Errc::malformed) {
         log_warning("{} {}: {}: connection closed", agent ? "agent" : "operator", peer_, why);
@@ -111,10 +114,17 @@ asio::awaitable<void> AgentSession::run() {
       }
       read_limit = kOperatorLimit;
       handlers_.on_operator(*this, std::move(*message));
+      // One answer at a time: what nobody reads is not made, and no answer gets into the middle of another one.
+      co_await all_written();
     }
   }
   close(why);
   handlers_.on_end(*this, lost, close_reason_);
+}
+
+asio::awaitable<void> AgentSession::all_written() {
+  constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
+  while (!closed_ && !writing_.empty()) co_await written_.async_wait(as_tuple);
 }
 
 void AgentSession::send(const rdzv::ServerMessage& message) {
@@ -143,6 +153,7 @@ void AgentSession::write_next() {
     }
   }
   if (writing_.empty()) {
+    written_.cancel();
     if (closing_) close(close_reason_);
     return;
   }
@@ -157,7 +168,12 @@ void AgentSession::write_next() {
                     [self = shared_from_this()](const boost::system::error_code& error, std::size_t) {
                       self->writing_.clear();
                       self->stuck_.cancel();
-                      // The reader sees the same end; it says whether it was a loss or silence.
+                      if (error) {
+                        // The reader sees the end too, but the kernel tells the reason only once.
+                        self->gave_up_ = from_boost(error, "write").code() != Errc::peer_closed;
+                        self->sources_.clear();
+                        self->written_.cancel();
+                      }
                       if (self->closed_ || error) return;
                       self->write_next();
                       if (self->is_operator_ && self->writing_.empty() && self->handlers_.on_drained) {
@@ -184,6 +200,7 @@ void AgentSession::close(const std::string& why) {
   close_reason_ = why;
   sources_.clear();
   stuck_.cancel();
+  written_.cancel();
   boost::system::error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
   socket_.close(ignored);

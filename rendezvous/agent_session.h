@@ -24,7 +24,8 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
     std::function<void(AgentSession&, rdzv::OperatorMessage)> on_operator;
     // It did not open as an agent or operator of our version; on_end follows.
     std::function<void(AgentSession&, const std::string& why)> on_refused;
-    // The connection is over; `lost` = closed or reset by the peer or a protocol error, not silence.
+    // The connection is over; `lost` = closed or reset by the peer. Not lost: silence, what the kernel says of a peer
+    // that it cannot reach, and what we closed ourselves; the peer may live then.
     std::function<void(AgentSession&, bool lost, const std::string& why)> on_end;
     // All that was sent to an operator is out.
     std::function<void(AgentSession&)> on_drained;
@@ -34,7 +35,8 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
 
   AgentSession(boost::asio::ip::tcp::socket socket, std::string already_read, std::string greeting, Handlers handlers);
 
-  // Reads until the connection ends, then calls on_end once. Owned by the server's TaskGroup; keeps itself alive.
+  // Reads until the connection ends, then calls on_end once. Keeps itself alive; close() ends it in the next turn of
+  // the context.
   boost::asio::awaitable<void> run();
 
   // Queues a frame. A peer that does not read is cut off when kMaxUnsent (an operator: kMaxUnsentOperator) bytes wait
@@ -69,6 +71,7 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
  private:
   boost::asio::awaitable<Result<rdzv::Hello>> handshake();
   void write_next();
+  boost::asio::awaitable<void> all_written();
 
   boost::asio::ip::tcp::socket socket_;
   std::string already_read_;
@@ -80,6 +83,8 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   std::string queued_, writing_;
   std::deque<Source> sources_;
   boost::asio::steady_timer stuck_;
+  boost::asio::steady_timer written_;  // never expires; cancelled when all is out, or no more can go out
+  bool gave_up_ = false;               // a write found that the peer is silent; the reader then sees a mere end
   bool closed_ = false, closing_ = false;
   std::string close_reason_;
 };

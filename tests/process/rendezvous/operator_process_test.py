@@ -74,6 +74,18 @@ class Operators(WithDaemon):
             self.assertEqual(peer.read_until(wire.ASSIGNMENT)[0], wire.ASSIGNMENT)
         return peers
 
+    def idle(self):
+        """Waits until the daemon has done what it can do now: it uses no CPU any more."""
+        def used():
+            with open(f"/proc/{self.server.pid}/stat") as f:
+                return f.read().rpartition(")")[2].split()[11:13]
+
+        def quiet():
+            first = used()
+            time.sleep(0.3)
+            return used() == first
+        poll("the daemon has nothing to do", quiet)
+
     def ask_flight(self):
         """ddpctl flight in another thread: a function that waits for its end."""
         answers = []
@@ -152,6 +164,21 @@ class Operators(WithDaemon):
         member.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", first) + wire.text(b"late")))
         member.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", second) + wire.text(b"")))
         self.assertEqual(result().returncode, 0)
+
+    def test_requests_whose_answers_nobody_reads_cost_no_memory(self):
+        count = 8_000
+        self.members(30)
+        before = wire.resident_bytes(self.server.pid)
+        asker = self.keep(Peer(self.port, wire.OPERATOR).greeted())
+        asker.send(wire.frame(wire.STATUS_REQUEST, wire.text("job")) * count)
+        self.idle()
+        grown = wire.resident_bytes(self.server.pid) - before
+        self.assertLess(grown, 24 << 20, "the daemon makes answers that the operator does not read")
+        for _ in range(count):  # each whole, none in the middle of another
+            kind, payload = asker.read()
+            self.assertEqual(kind, wire.REPLY)
+            self.assertTrue(payload.endswith(b"}"), payload[-10:])
+            self.assertGreater(len(payload), 6_000)
 
     def test_flight_records_wait_for_a_slow_operator(self):
         count, size = 48, 4 << 20  # more than the daemon may hold
