@@ -89,8 +89,7 @@ bool Membership::slice_fits(const rdzv::Assignment& slice, std::int64_t nproc) c
 void Membership::start_over() {
   // Members of the ended job that may still have workers: they go first.
   for (const auto& [id, node] : nodes_) {
-    if (node.closed || (node.state != MemberState::running && node.state != MemberState::stopping)) continue;
-    residue_[id] = node.heard;
+    outlive(node);
   }
   while (!nodes_.empty()) erase(NodeId(nodes_.begin()->first), "the job had ended");
   phase_ = Phase::forming;
@@ -110,12 +109,22 @@ void Membership::start_over() {
   verdict_.reset();
   recover_missing_ = 0;  // recover_until_ stays: somebody cut off may still run
   scan_at_.reset();
-  for (const auto& [id, heard_at] : residue_) look_again_at(heard_at + lost_after());
+  for (const auto& [id, old] : residue_) look_again_at(old.until);
 }
 
-void Membership::wait_for_end_of(const NodeId& node, TimePoint now) {
-  residue_[node] = now;
-  look_again_at(now + lost_after());
+void Membership::wait_for_end_of(const rdzv::NodeInfo& node, TimePoint now) {
+  residue_[node.node_id] = Residue{now + lost_after(node), lost_after(node), false};
+  look_again_at(now + lost_after(node));
+}
+
+// Of an ended job: if this node may have workers, the next round waits for their end.
+void Membership::outlive(const Node& node) {
+  if (node.state != MemberState::running && node.state != MemberState::stopping) return;
+  Residue& old = residue_[node.info.node_id];
+  old.lost_after = lost_after(node.info);
+  old.closed = node.closed.has_value();
+  old.until = node.closed ? *node.closed + kCloseGrace : node.heard + old.lost_after;
+  look_again_at(old.until);
 }
 
 void Membership::connected_again(Node& node, TimePoint now) {
@@ -134,7 +143,7 @@ void Membership::forgive(Duration by) {
     later(node.closed);
     node.join_deadline += by;
   }
-  for (auto& [id, heard_at] : residue_) heard_at += by;
+  for (auto& [id, old] : residue_) old.until += by;
   later(last_call_);
   later(newcomer_);
   later(verdict_);
@@ -146,7 +155,7 @@ void Membership::expect(const KnownWorld& world, TimePoint now) {
   highest_round_ = std::max(highest_round_, world.round);
   recover_until_ = now + world.lost_after;
   expected_ = true;
-  expected_lost_ = world.lost_after;
+  recover_lost_ = world.lost_after;
 }
 
 std::optional<KnownWorld> Membership::known_world() const {
@@ -156,8 +165,10 @@ std::optional<KnownWorld> Membership::known_world() const {
   KnownWorld world;
   world.run_id = run_id_;
   world.round = std::max(round_, highest_round_);
-  // While nobody has come back the values of the job are not known here.
-  const Duration after = nodes_.empty() && recover_until_ ? std::max(expected_lost_, lost_after()) : lost_after();
+  // Whoever is here, a world that has not come back, or an older one, may have had longer leases.
+  Duration after = nodes_.empty() ? Duration(0) : lost_after();
+  if (recover_until_) after = std::max(after, recover_lost_);
+  for (const auto& [id, old] : residue_) after = std::max(after, old.lost_after);
   world.lost_after = std::chrono::ceil<std::chrono::milliseconds>(after);
   return world;
 }
@@ -190,11 +201,11 @@ void Membership::scan(TimePoint now, Actions& out) {
     }
   }
   for (auto it = residue_.begin(); it != residue_.end();) {
-    if (now >= it->second + lost_after()) {
-      out.push_back(Drop{it->first, "is lost: silent after the end of its job"});
+    if (now >= it->second.until) {
+      if (!it->second.closed) out.push_back(Drop{it->first, "is lost: silent after the end of its job"});
       it = residue_.erase(it);
     } else {
-      look_again_at(it->second + lost_after());
+      look_again_at(it->second.until);
       ++it;
     }
   }

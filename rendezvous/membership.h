@@ -152,13 +152,20 @@ class Membership {
     rdzv::Assignment slice;
     bool leaving = false;  // said so, or was drained: stops its workers, then closes
   };
+  // It may still have workers of an earlier world. Counted by its own lease: a run id may be used again with another.
+  struct Residue {
+    TimePoint until;
+    Duration lost_after{};
+    bool closed = false;
+  };
   struct Gone {
     std::uint64_t number = 0;
     std::string why;
     std::optional<rdzv::ServerMessage> final;  // what an ended job told everybody
   };
 
-  std::optional<rdzv::Refused> refusal(const rdzv::NodeInfo& info) const;
+  std::optional<rdzv::Refused> refusal(const rdzv::NodeInfo& info, bool by_members = false) const;
+  void refuse_waiting_ones(TimePoint now, Actions& out);
   Node& add(const rdzv::NodeInfo& info, TimePoint now);
   bool answer_of_ended_job(const rdzv::Join& join, Actions& out);
   bool join_of_known(Node& node, const rdzv::Join& join, TimePoint now, Actions& out);
@@ -167,7 +174,8 @@ class Membership {
   void take_back(const rdzv::Register& registration, TimePoint now, Actions& out);
   void confirm(const rdzv::Register& registration, bool news, TimePoint now, Actions& out);
   void fence(const NodeId& id, Round round, const std::string& why, Actions& out);
-  void wait_for_end_of(const NodeId& node, TimePoint now);
+  void wait_for_end_of(const rdzv::NodeInfo& node, TimePoint now);
+  void outlive(const Node& node);
   void connected_again(Node& node, TimePoint now);
   void set_state(Node& node, rdzv::MemberState state);
   void erase(const NodeId& node, const std::string& why);
@@ -196,7 +204,8 @@ class Membership {
   std::size_t members() const;
   std::int64_t min_nodes() const;
   std::size_t available() const { return count(rdzv::MemberState::waiting) - closed_waiting_; }
-  Duration lost_after() const { return config_.lease() + kLostMargin; }
+  static Duration lost_after(const rdzv::NodeInfo& node) { return node.lease() + kLostMargin; }
+  Duration lost_after() const { return lost_after(config_); }
   std::string hosts_of(rdzv::MemberState state, std::size_t limit) const;
   std::string missing_ranks() const;
 
@@ -230,12 +239,13 @@ class Membership {
   std::optional<TimePoint> recover_until_;  // we were restarted: until then members of the old world may come back
   std::int64_t recover_missing_ = 0;
   bool expected_ = false;             // an earlier daemon told of a world, none of whose nodes has come back yet
-  Duration expected_lost_{0};         // its T_lost
+  Duration recover_lost_{0};          // T_lost of the world that is waited for
   std::optional<TimePoint> scan_at_;  // lower bound of all per-node deadlines
 
-  // Nodes that may still have workers of an earlier world, and when they were last heard: members of an ended job that
-  // have not gone, members of an old round that have been fenced. No round forms before they are gone or have joined.
-  std::map<NodeId, TimePoint> residue_;
+  // Nodes that may still have workers of an earlier world: members of an ended job that have not gone, or whose
+  // connection has just closed, members of an old round that have been fenced. No round forms before they are gone or
+  // have joined.
+  std::map<NodeId, Residue> residue_;
   std::unordered_map<NodeId, Gone> gone_;
   std::deque<std::pair<NodeId, std::uint64_t>> gone_order_;
   std::uint64_t gone_number_ = 0;

@@ -18,9 +18,17 @@ std::string nnodes_text(std::int64_t min, std::int64_t max) {
 
 }  // namespace
 
-std::optional<rdzv::Refused> Membership::refusal(const rdzv::NodeInfo& info) const {
+// `by_members`: only members of the round may be the reason, not those that wait.
+std::optional<rdzv::Refused> Membership::refusal(const rdzv::NodeInfo& info, bool by_members) const {
   rdzv::Refused refused;
-  const auto other = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.first != info.node_id; });
+  const auto is_member = [&](const auto& n) {
+    return n.first != info.node_id && n.second.state != MemberState::waiting;
+  };
+  // What a member says is what counts, so it is the one to name.
+  auto other = std::find_if(nodes_.begin(), nodes_.end(), is_member);
+  if (other == nodes_.end() && !by_members) {
+    other = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.first != info.node_id; });
+  }
   const auto ms = [](std::chrono::milliseconds t) { return fmt::format("{} ms", t.count()); };
   const auto differ = [&](const char* what, const std::string& theirs, const std::string& ours) {
     const rdzv::NodeInfo& first = other->second.info;
@@ -69,6 +77,7 @@ std::optional<rdzv::Refused> Membership::refusal(const rdzv::NodeInfo& info) con
   }
   for (const auto& [id, node] : nodes_) {
     if (id == info.node_id || node.info.node_rank != info.node_rank) continue;
+    if (by_members && node.state == MemberState::waiting) continue;
     // Its own predecessor may be gone in a moment (connection closed, or the host was restarted).
     refused.retry = node.closed.has_value() || node.info.host == info.host;
     refused.reason =
@@ -222,7 +231,7 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
     } else {
       fence(id, round, fmt::format("the rendezvous knows that this node {}", gone->second.why), out);
     }
-    wait_for_end_of(id, now);
+    wait_for_end_of(registration.node, now);
     return out;
   }
   if (phase_ == Phase::ended && recover_until_ && round == round_) {
@@ -231,30 +240,46 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
     known_end.why = "the job had ended";
     known_end.final = final_;
     remember(id, std::move(known_end));
-    wait_for_end_of(id, now);
+    wait_for_end_of(registration.node, now);
     return out;
   }
   // Unknown: we were restarted, or it comes from a world that is over.
-  const bool first = group_world_size_ == 0 && phase_ == Phase::forming && residue_.empty() &&
-                     (!recover_until_ || expected_) && round >= std::max(round_, highest_round_);
+  const bool first = group_world_size_ == 0 && phase_ == Phase::forming &&
+                     (expected_ || (residue_.empty() && !recover_until_)) && round >= std::max(round_, highest_round_);
   // Two daemons that were restarted at different times may have used the same number: then the slices do not fit.
   const bool fits = recover_until_ && recover_missing_ > 0 && phase_ != Phase::ended && round == round_ &&
                     slice_fits(registration.slice, registration.node.nproc);
   highest_round_ = std::max(highest_round_, round);
   if (!first && !fits) {
     fence(id, round, fmt::format("round {} is over: round {} is what counts now", round.value, round_.value), out);
-    wait_for_end_of(id, now);
+    wait_for_end_of(registration.node, now);
     return out;
   }
   if (first && nodes_.empty()) start_over();
-  if (auto refused = refusal(registration.node)) {
+  // Its workers run: against those that only wait it is right, whoever came first.
+  if (auto refused = refusal(registration.node, true)) {
     out.push_back(Send{id, *refused});
-    wait_for_end_of(id, now);
+    wait_for_end_of(registration.node, now);
     return out;
   }
   if (first) begin_recovery(registration, now, out);
   take_back(registration, now, out);
+  refuse_waiting_ones(now, out);
   return out;
+}
+
+// A member has come back: newcomers that were taken before, and disagree with it, must go.
+void Membership::refuse_waiting_ones(TimePoint now, Actions& out) {
+  std::vector<std::pair<NodeId, rdzv::Refused>> refused;
+  for (const auto& [id, node] : nodes_) {
+    if (node.state != MemberState::waiting) continue;
+    if (auto why = refusal(node.info, true)) refused.emplace_back(id, std::move(*why));
+  }
+  for (auto& [id, why] : refused) {
+    const std::string reason = "was refused: " + why.reason;
+    out.push_back(Send{id, std::move(why)});
+    depart(id, reason, false, now, out);
+  }
 }
 
 // Another world than the one of this round is over for that node: it stops its workers and joins.
@@ -304,8 +329,9 @@ void Membership::begin_recovery(const rdzv::Register& registration, TimePoint no
   group_world_size_ = registration.slice.group_world_size;
   world_size_ = registration.slice.world_size;
   recover_missing_ = group_world_size_;
-  if (nodes_.empty()) config_ = registration.node;
-  recover_until_ = now + lost_after();
+  config_ = registration.node;  // a running world has the say, whoever waits already
+  recover_lost_ = std::max<Duration>(recover_until_ ? recover_lost_ : Duration(0), lost_after());
+  recover_until_ = std::max(recover_until_.value_or(now), now + lost_after());
   reforming_ = true;
   last_call_.reset();
   out.push_back(News{fmt::format("nodes of round {} come back after a restart of the rendezvous", round_.value)});

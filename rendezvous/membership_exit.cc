@@ -24,24 +24,27 @@ void Membership::heard(const NodeId& node, TimePoint now) {
   if (const auto found = nodes_.find(node); found != nodes_.end()) {
     found->second.heard = std::max(found->second.heard, now);
   } else if (const auto old = residue_.find(node); old != residue_.end()) {
-    old->second = std::max(old->second, now);  // of the ended job; it still stops its workers
+    // Of the ended job; it still stops its workers.
+    if (!old->second.closed) old->second.until = std::max(old->second.until, now + old->second.lost_after);
   }
 }
 
 Actions Membership::disconnected(const NodeId& id, TimePoint now) {
   Actions out;
   if (const auto old = residue_.find(id); old != residue_.end()) {  // it has the same grace as a member
-    old->second = now + kCloseGrace - lost_after();
+    old->second.until = now + kCloseGrace;
+    old->second.closed = true;
     look_again_at(now + kCloseGrace);
   }
   const auto found = nodes_.find(id);
   if (found == nodes_.end() || found->second.closed) return out;
+  found->second.closed = now;
+  if (found->second.state == MemberState::waiting) ++closed_waiting_;
   if (phase_ == Phase::ended) {
+    outlive(found->second);
     erase(id, "the job had ended");
     return out;
   }
-  found->second.closed = now;
-  if (found->second.state == MemberState::waiting) ++closed_waiting_;
   look_again_at(now + kCloseGrace);
   return out;
 }
@@ -291,7 +294,10 @@ void Membership::end(const rdzv::ServerMessage& message, std::string result, Act
       out.push_back(Send{id, message});
     }
   }
-  for (const NodeId& id : closed) erase(id, "the job had ended");
+  for (const NodeId& id : closed) {
+    outlive(nodes_.at(id));
+    erase(id, "the job had ended");
+  }
 }
 
 Actions Membership::stop(const std::string& reason, TimePoint) {

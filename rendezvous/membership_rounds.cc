@@ -158,6 +158,17 @@ rdzv::Shutdown Membership::expiry() const {
   if (count(MemberState::stopping) > 0) {
     shutdown.reason = fmt::format("rendezvous timed out after {} s: {} did not stop the workers of round {}", limit,
                                   hosts_of(MemberState::stopping, 8), round_.value);
+  } else if (recover_until_) {
+    shutdown.reason = fmt::format(
+        "rendezvous timed out after {} s: nodes of an earlier job of this run id may be cut off and still run, and the "
+        "rendezvous was restarted; no round forms before they are dead. Try again in a moment, or give a longer "
+        "--rdzv-conf join_timeout",
+        limit);
+  } else if (!residue_.empty()) {
+    shutdown.reason = fmt::format(
+        "rendezvous timed out after {} s: the workers of {} of the nodes of the last job of this run id may still "
+        "run. Try again in a moment, or give a longer --rdzv-conf join_timeout",
+        limit, residue_.size());
   } else if (reforming_ && group_world_size_ > 0) {
     shutdown.reason = fmt::format(
         "rendezvous timed out after {} s: {} of at least {} nodes are left ({}). {}, and nobody took "

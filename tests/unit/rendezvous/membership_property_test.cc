@@ -270,6 +270,11 @@ class World {
     note("loses its connection", agent);
     take(m_.disconnected(agent.info.node_id, now_));
     agent.reachable = false;
+    for (std::size_t i = 0; i < agents_.size(); ++i) {
+      if (agents_[i].doing != Agent::Doing::absent || !chance(50)) continue;
+      renew(agents_[i], i);
+      join(agents_[i]);
+    }
     advance(milliseconds(random_() % 450));
     if (agent.doing != Agent::Doing::absent) heal(agent);
   }
