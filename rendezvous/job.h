@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/types.h"
 #include "rendezvous/agent_session.h"
+#include "rendezvous/known_world.h"
 #include "rendezvous/membership.h"
 
 namespace ddprun::rendezvous {
@@ -19,7 +20,7 @@ struct Job {
   explicit Job(const RunId& run_id) : membership(run_id) {}
   Membership membership;
   Membership::Totals counted;       // what of its totals is in the server's counters
-  std::optional<KnownWorld> saved;  // in the state file
+  std::optional<KnownWorld> known;  // what the state file says of it, or shall say
   std::unordered_map<NodeId, std::shared_ptr<AgentSession>> sessions;
   std::deque<std::string> news;
   TimePoint last_change;

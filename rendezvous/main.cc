@@ -77,11 +77,16 @@ int run(int argc, char** argv) {
   server_options.store.max_store_bytes = options->max_store_bytes;
   server_options.store.max_connections = options->max_connections;
   if (!options->state_file.empty()) {
+    auto state_file = StateFile::open(options->state_file);
+    if (!state_file) {
+      const bool taken = state_file.error().code() == Errc::refused;  // like a port
+      return complain(taken ? exit_code::kFailure : exit_code::kUsage, state_file.error().message());
+    }
     auto worlds = read_state(options->state_file);
     if (!worlds) return complain(exit_code::kUsage, worlds.error().message());
-    server_options.state_file = options->state_file;
+    server_options.state_file = std::make_shared<const StateFile>(std::move(*state_file));
     server_options.worlds = std::move(*worlds);
-    if (auto writable = write_state(options->state_file, server_options.worlds); !writable) {
+    if (auto writable = server_options.state_file->write(server_options.worlds); !writable) {
       return complain(exit_code::kUsage, writable.error().message());
     }
   }

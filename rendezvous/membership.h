@@ -12,7 +12,7 @@
 #include "common/clock.h"
 #include "common/rdzv_protocol.h"
 #include "common/types.h"
-#include "rendezvous/state_file.h"
+#include "rendezvous/known_world.h"
 
 namespace ddprun::rendezvous {
 

@@ -49,7 +49,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     for (const KnownWorld& world : options.worlds) {
       Job& job = job_of(world.run_id);
       job.membership.expect(world, last_pulse);
-      job.saved = world;
+      job.known = world;
       job.last_change = last_pulse;
     }
     arm();
@@ -57,7 +57,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   }
 
   void accept(tcp::socket socket, std::string bytes) {
-    if (closed) return;
+    if (closed || leaving) return;
     AgentSession::Handlers handlers;
     std::weak_ptr<Impl> weak = shared_from_this();
     handlers.on_agent = [weak](AgentSession& session, rdzv::AgentMessage message) {
@@ -65,7 +65,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     };
     handlers.on_operator = [weak](AgentSession& session, rdzv::OperatorMessage message) {
       const auto self = weak.lock();
-      if (self && !self->closed) self->desk->on_message(session, std::move(message));
+      if (self && !self->closed && !self->leaving) self->desk->on_message(session, std::move(message));
     };
     handlers.on_refused = [weak](AgentSession& session, const std::string& why) {
       if (const auto self = weak.lock()) self->refused(session, why);
@@ -121,6 +121,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   // --- messages of agents
 
   void on_agent(AgentSession& session, rdzv::AgentMessage message) {
+    if (leaving) return;  // it says it again to the next daemon
     const TimePoint now = SteadyClock::now();
     if (auto* join = std::get_if<rdzv::Join>(&message)) {
       Job* job = introduce(session, join->node, join->connection);
@@ -197,7 +198,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
 
   void forget(AgentSession& session, bool lost, const std::string& why) {
     const auto found = jobs.find(session.run_id);
-    if (closed || session.node_id.value.empty() || found == jobs.end()) return;
+    if (closed || leaving || session.node_id.value.empty() || found == jobs.end()) return;
     Job& job = found->second;
     const auto slot = job.sessions.find(session.node_id);
     if (slot == job.sessions.end() || slot->second.get() != &session) return;
@@ -251,19 +252,32 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     arm();
   }
 
-  // The new world is in the file before its nodes hear of it.
+  // The new world is in the file before its nodes hear of it, unless the file cannot be written: jobs go on then.
   void save(Job& job) {
-    if (options.state_file.empty()) return;
+    if (!options.state_file) return;
     auto known = job.membership.known_world();
-    if (known == job.saved) return;
-    job.saved = std::move(known);
+    if (known == job.known) return;
+    job.known = std::move(known);
+    unsaved = true;
+    write_worlds();
+  }
+
+  // Until it succeeds it is tried again on each pulse.
+  void write_worlds() {
+    if (!unsaved) return;
     std::vector<KnownWorld> all;
-    for (const auto& [id, other] : jobs) {
-      if (other.saved) all.push_back(*other.saved);
+    for (const auto& [id, job] : jobs) {
+      if (job.known) all.push_back(*job.known);
     }
-    if (auto written = write_state(options.state_file, all); !written) {
-      log_on_change(LogLevel::warning, "state file", written.error().message());
+    const auto written = options.state_file->write(all);
+    unsaved = !written;
+    if (written && save_fails) log_info("the state file is written again, with {} run ids", all.size());
+    if (!written && !save_fails) {
+      log_warning(
+          "{}: if this daemon dies now, the next one does not know which workers may live. Trying again every second",
+          written.error().message());
     }
+    save_fails = !written;
   }
 
   // --- time
@@ -284,7 +298,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     timer.expires_at(*next);
     timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
       const auto self = weak.lock();
-      if (error || !self || self->closed) return;
+      if (error || !self || self->closed || self->leaving) return;
       self->armed.reset();
       self->look_for_stall();
       const TimePoint now = SteadyClock::now();
@@ -312,7 +326,9 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     pulse.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
       const auto self = weak.lock();
       if (error || !self || self->closed) return;
+      if (self->leaving) return;
       self->look_for_stall();
+      self->write_worlds();
       self->arm();
       self->beat();
     });
@@ -342,6 +358,9 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   asio::steady_timer timer, pulse;
   std::optional<TimePoint> armed;
   TimePoint last_pulse;
+  bool unsaved = false;     // the state file lacks something
+  bool save_fails = false;  // and that was said
+  bool leaving = false;     // only the last words go out
   bool closed = false;
 };
 
@@ -383,6 +402,8 @@ std::vector<std::string> RendezvousServer::news_of(const RunId& run_id) const {
 
 asio::awaitable<void> RendezvousServer::say_goodbye() {
   const auto impl = impl_;
+  impl->leaving = true;
+  impl->store->stop_accepting();
   rdzv::Shutdown goodbye;
   goodbye.cause = rdzv::ShutdownCause::daemon_stops;
   goodbye.reason = "the rendezvous was told to stop";
@@ -390,7 +411,7 @@ asio::awaitable<void> RendezvousServer::say_goodbye() {
     if (!session->node_id.value.empty()) session->send(goodbye);
     session->close_after_sending();
   }
-  // close_after_sending() is over within a second.
+  // close_after_sending() is over within a second, also for a peer that does not read.
   asio::steady_timer poll(impl->io);
   const TimePoint limit = SteadyClock::now() + std::chrono::seconds(2);
   while (!impl->sessions.empty() && SteadyClock::now() < limit) {

@@ -23,8 +23,8 @@ struct ServerOptions {
   bool embedded = false;  // in a launcher: dies with it; agents are told
   std::string token;      // lets operators of other hosts drain and stop; "" = loopback only
   StoreServerOptions store;
-  std::string state_file;          // kept up to date with the worlds that may live; "" = none
-  std::vector<KnownWorld> worlds;  // that an earlier daemon knew
+  std::shared_ptr<const StateFile> state_file;  // kept up to date with the worlds that may live; may be null
+  std::vector<KnownWorld> worlds;               // that an earlier daemon knew
 };
 
 // The rendezvous port: c10d store and agent protocol on one listener, told apart by the first byte. All jobs, one
@@ -49,7 +49,8 @@ class RendezvousServer {
   // the old round lives and none of the new one is started.
   void on_static_round(std::function<void()> hook);
 
-  // Tells every agent that the daemon stops (workers run on, agents reconnect to the next one), then closes.
+  // Tells every agent that the daemon stops (workers run on, agents reconnect to the next one), then closes. Meanwhile
+  // nobody new is taken, and nothing that happens means anything any more: no node is lost, no round formed.
   boost::asio::awaitable<void> say_goodbye();
   // Returns when no agent of the job is connected any more, or after `grace`.
   boost::asio::awaitable<void> drain(RunId run_id, std::chrono::milliseconds grace);

@@ -2,15 +2,18 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string_view>
+#include <utility>
 
 #include "common/rdzv_protocol.h"
-#include "common/unique_fd.h"
 
 namespace ddprun::rendezvous {
 
@@ -34,6 +37,32 @@ std::string from_hex(const std::string& hex) {
     text += static_cast<char>(digit(hex[i]) * 16 + digit(hex[i + 1]));
   }
   return hex.size() % 2 == 0 ? text : "";
+}
+
+// A file of that name from an earlier daemon is written over; a link is not followed.
+Result<void> write_synced(const std::string& path, std::string_view text) {
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd) return Error::from_errno(errno, "--state-file " + path);
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd.get(), text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Error::from_errno(errno, "--state-file " + path);
+    text.remove_prefix(static_cast<std::size_t>(n));
+  }
+  if (::fdatasync(fd.get()) != 0) return Error::from_errno(errno, "--state-file " + path);
+  return Result<void>();
+}
+
+Result<void> sync_folder_of(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  const std::string folder = parent.empty() ? "." : parent.string();
+  const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) return Error::from_errno(errno, "--state-file: folder " + folder);
+  // Some file systems know no fsync of a folder.
+  if (::fsync(fd.get()) != 0 && errno != EINVAL && errno != ENOTSUP) {
+    return Error::from_errno(errno, "--state-file: folder " + folder);
+  }
+  return Result<void>();
 }
 
 }  // namespace
@@ -69,28 +98,37 @@ Result<std::vector<KnownWorld>> read_state(const std::string& path) {
   return broken("(the end)");
 }
 
-Result<void> write_state(const std::string& path, const std::vector<KnownWorld>& worlds) {
+StateFile::StateFile(std::string path, UniqueFd lock) : path_(std::move(path)), lock_(std::move(lock)) {}
+
+Result<StateFile> StateFile::open(const std::string& path) {
+  const std::string name = path + ".lock";
+  UniqueFd lock(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock) return Error::from_errno(errno, "--state-file " + name);
+  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return Error::from_errno(errno, "--state-file " + name);
+    return Error(Errc::refused, "--state-file " + path + " belongs to another daemon that runs (it holds the lock on " +
+                                    name + "). Give each daemon its own file");
+  }
+  return StateFile(path, std::move(lock));
+}
+
+Result<void> StateFile::write(const std::vector<KnownWorld>& worlds) const {
   std::string text = std::string(kHeading) + "\n";
   for (const KnownWorld& world : worlds) {
     text += fmt::format("{} {} {}\n", world.lost_after.count(), world.round.value, to_hex(world.run_id.value));
   }
   text += std::string(kEnd) + "\n";
-  const std::string fresh = path + ".new";
-  const UniqueFd fd(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!fd) return Error::from_errno(errno, "--state-file " + fresh);
-  std::size_t written = 0;
-  while (written < text.size()) {
-    const ssize_t n = ::write(fd.get(), text.data() + written, text.size() - written);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int error = errno;
-      ::unlink(fresh.c_str());
-      return Error::from_errno(error, "--state-file " + fresh);
-    }
-    written += static_cast<std::size_t>(n);
+  const std::string fresh = path_ + ".new";
+  if (auto written = write_synced(fresh, text); !written) {
+    ::unlink(fresh.c_str());
+    return written;
   }
-  if (::rename(fresh.c_str(), path.c_str()) != 0) return Error::from_errno(errno, "--state-file " + path);
-  return Result<void>();
+  if (::rename(fresh.c_str(), path_.c_str()) != 0) {
+    const int error = errno;
+    ::unlink(fresh.c_str());
+    return Error::from_errno(error, "--state-file " + path_);
+  }
+  return sync_folder_of(path_);
 }
 
 }  // namespace ddprun::rendezvous

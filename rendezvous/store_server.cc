@@ -41,6 +41,7 @@ constexpr std::chrono::microseconds kTurn{1000};
 constexpr std::size_t kTrimFrom = std::size_t{64} << 20;
 constexpr std::size_t kListeners = 4;
 constexpr std::size_t kAccepts = 8192;  // connections taken in a row
+constexpr std::size_t kUnknown = 256;   // beyond max_connections, until their first byte says whose they are
 constexpr std::size_t kStorm = 32;      // when more came at once: look for others after as many events
 constexpr std::size_t kKeepOut = 4096;  // reply buffer that an idle connection may keep
 constexpr std::chrono::seconds kLogInterval{10};
@@ -140,7 +141,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   }
 
   void watch_listeners() {
-    if (held) return;
+    if (held || !accepting) return;
     for (std::size_t i = 0; i < listeners.size(); ++i) {
       epoll_event event{};
       event.events = EPOLLIN;
@@ -228,8 +229,9 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
           ::close(fd);
           continue;
         }
-        if (options.max_connections > 0 && live >= options.max_connections) {
-          refuse_for_want_of_descriptors(fd, "max_connections");
+        if (options.max_connections > 0 && live >= options.max_connections + (foreign ? kUnknown : 0)) {
+          ::close(fd);
+          note_refusal("max_connections");
           continue;
         }
         add(fd, now);
@@ -243,7 +245,10 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
         spare.reset();
         const int victim = ::accept4(from, nullptr, nullptr, SOCK_CLOEXEC);
         const bool none_waits = victim < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-        if (victim >= 0) refuse_for_want_of_descriptors(victim, "descriptors (ulimit -n)");
+        if (victim >= 0) {
+          ::close(victim);
+          note_refusal("descriptors (ulimit -n)");
+        }
         spare.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
         if (none_waits) return taken;  // accept4 looks for a descriptor before it looks for a connection
         if (victim >= 0 && spare) continue;
@@ -253,8 +258,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
     }
   }
 
-  void refuse_for_want_of_descriptors(int fd, std::string_view what) {
-    ::close(fd);
+  void note_refusal(std::string_view what) {
     ++counts.refused_descriptors;
     refusal_log(descriptor_log, [&](std::uint64_t n) {
       log_warning(
@@ -292,6 +296,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
     }
     limit_time(*connection, now);
     ++live;
+    ++unknown;
     ++counts.accepted;
     connections[id] = std::move(connection);
   }
@@ -321,7 +326,15 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
         hand_over(connection, size);
         return;
       }
-      connection.fresh = false;
+      if (connection.fresh) {
+        if (options.max_connections > 0 && live - unknown >= options.max_connections) {
+          drop(connection);
+          note_refusal("max_connections");
+          return;
+        }
+        connection.fresh = false;
+        --unknown;
+      }
       counts.bytes_in += size;
       take(connection, std::string_view(scratch.data(), size));
       if (size < scratch.size() || find(me) == nullptr || (connection.interest & EPOLLIN) == 0) return;
@@ -576,6 +589,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
     store.forget(connection.id);
     buffered -= connection.accounted;
     if (connection.limited) unlimit(connection);
+    if (connection.fresh) --unknown;
     const ClientId id = connection.id;
     connections[id].reset();
     free_ids.push_back(id);
@@ -655,6 +669,17 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
     ::malloc_trim(0);
   }
 
+  // Whoever comes now is refused by the kernel: nobody listens any more.
+  void stop_accepting() {
+    if (closed || !accepting) return;
+    accepting = false;
+    for (UniqueFd& fd : listeners) {
+      ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, fd.get(), nullptr);
+      fd.reset();
+    }
+    listeners.clear();
+  }
+
   void serve() {
     if (closed || !held) return;
     for (std::size_t i = 0; i < listeners.size(); ++i) {
@@ -693,7 +718,8 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   SessionLimits limits;
   Listener listener;
   std::vector<UniqueFd> listeners;  // all on the one port
-  bool held = false;                // between hold() and serve()
+  bool accepting = true;
+  bool held = false;  // between hold() and serve()
   UniqueFd epoll;
   UniqueFd spare;
   asio::posix::stream_descriptor events_source;
@@ -705,6 +731,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   std::vector<ClientId> free_ids;
   std::uint32_t generation = 0;
   std::size_t live = 0;
+  std::size_t unknown = 0;  // of them: no byte has come, so it may be an agent, which is no client of the store
   std::size_t buffered = 0;
   std::size_t peak_bytes = 0;  // stored, since the last trim()
   Connection* first_limited = nullptr;
@@ -736,6 +763,7 @@ void StoreServer::on_foreign(char first_byte, Foreign handler) {
 }
 
 void StoreServer::clear() { impl_->clear(); }
+void StoreServer::stop_accepting() { impl_->stop_accepting(); }
 void StoreServer::hold() { impl_->hold(); }
 void StoreServer::serve() { impl_->serve(); }
 void StoreServer::close() { impl_->close(); }

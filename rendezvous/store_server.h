@@ -21,7 +21,9 @@ struct StoreServerOptions {
   std::size_t max_request_bytes = std::size_t{128} << 20;  // one request, in one connection's buffer
   std::size_t max_unread_bytes = std::size_t{4} << 20;  // answers a client has not read before we stop reading from it
   std::size_t max_buffered_bytes = std::size_t{1} << 30;  // unread answers and half requests, all connections together
-  std::size_t max_connections = 0;                        // 0 = as many as descriptors allow
+  // Store clients; those whose first byte has not come, and who may be foreign, may be 256 more. 0 = as many as
+  // descriptors allow.
+  std::size_t max_connections = 0;
   std::chrono::milliseconds setup_timeout = std::chrono::seconds(60);  // from accept to a whole VALIDATE
 };
 
@@ -68,6 +70,8 @@ class StoreServer {
   // old round that was stopped).
   void hold();
   void serve();
+  // Stops listening; who is connected is served on. For good.
+  void stop_accepting();
   // Also stops listening. Idempotent.
   void close();
 

@@ -2,11 +2,15 @@
 import json
 import pathlib
 import signal
+import socket
+import struct
 import sys
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import rdzv_wire as wire  # noqa: E402
 from rdzv_support import BIN, RendezvousTest, free_port, main, poll, running  # noqa: E402
+from rdzv_wire import Peer, agent  # noqa: E402
 
 # lease 2 s, T_lost 7 s
 SHORT = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
@@ -79,6 +83,76 @@ class OneWorld(RendezvousTest):
             node.signal(signal.SIGKILL)
             node.wait()
         self.end_well(*fresh)
+
+    def test_state_file_is_written_as_soon_as_that_is_possible_again(self):
+        folder, away, job = self.dir / "state.d", self.dir / "away", "job".encode().hex()
+        folder.mkdir()
+        daemon = self.serve(extra=("--state-file", folder / "state"))
+        folder.rename(away)
+        node = self.node("a", self.endpoint, nnodes="1", conf=SHORT)
+        self.wait_for_world(1)  # jobs go on
+        poll("that is said", lambda: "the next one does not know which workers may live" in daemon.errors())
+        away.rename(folder)
+        poll("the world is in the file", lambda: f" 1 {job}\n" in (folder / "state").read_text())
+        poll("that is said", lambda: "the state file is written again" in daemon.errors())
+        self.end_well(node)
+
+    def test_state_file_of_another_daemon_is_refused(self):
+        state = self.dir / "state"
+        self.serve(extra=("--state-file", state))
+        second = self.start("second", BIN / "ddprun-rendezvous", "--port=0", "--state-file", state)
+        self.assertEqual(second.wait(), 1)
+        self.assertIn(f"{state} belongs to another daemon", second.errors())
+
+    def test_daemon_that_says_goodbye_slowly_loses_nobody(self):
+        state = self.dir / "state"
+        port = int(self.endpoint.rpartition(":")[2])
+        daemon = self.serve(extra=("--state-file", state))
+        peers = [agent(port, f"n{i}", nnodes=(3, 3)) for i in range(3)]
+        for peer in peers:
+            self.addCleanup(peer.socket.close)
+            self.assertEqual(peer.read_until(wire.ASSIGNMENT)[0], wire.ASSIGNMENT)
+        before = state.read_text()
+        self.assertIn("job".encode().hex(), before)
+        # An operator that does not read what it asked for: the goodbye lasts a second.
+        operator = Peer(port, wire.OPERATOR).greeted().send(wire.frame(wire.FLIGHT_QUERY, wire.text("job")))
+        self.addCleanup(operator.socket.close)
+        for peer in peers:
+            kind, payload = peer.read_until(wire.FLIGHT_REQUEST)
+            peer.send(wire.frame(wire.FLIGHT_REPLY, payload[:8] + wire.text(b"r" * (4 << 20))))
+        for peer in peers:  # an answer to what was sent later: the records have been taken
+            peer.send(wire.frame(wire.HEARTBEAT, struct.pack("<QB", 1, 0)))
+            self.assertEqual(peer.read_until(wire.HEARTBEAT_ACK)[0], wire.HEARTBEAT_ACK)
+        daemon.signal(signal.SIGTERM)
+        self.assertEqual(peers[0].read_until(wire.SHUTDOWN, wire.RESTART)[0], wire.SHUTDOWN)
+        with self.assertRaises(ConnectionRefusedError):
+            Peer(port)
+        self.assertIsNone(daemon.process.poll(), "the goodbye was over too soon to show anything")
+        for peer in peers[1:]:
+            peer.socket.close()
+        self.assertEqual(daemon.wait(), 0)
+        self.assertEqual(state.read_text(), before, "the next daemon would not know of the world that runs")
+
+    def test_port_that_takes_connections_and_closes_them_keeps_no_workers_alive(self):
+        daemon = self.serve()
+        node = self.node("a", self.endpoint, nnodes="1", conf=SHORT)
+        (worker,) = self.wait_for_world(1)
+        daemon.signal(signal.SIGKILL)
+        daemon.wait()
+        with socket.create_server(("127.0.0.1", int(self.endpoint.rpartition(":")[2]))) as door:
+            door.settimeout(0.1)
+
+            def ended():
+                try:
+                    door.accept()[0].close()
+                except TimeoutError:
+                    pass
+                return not running(worker["pid"])
+            poll("the worker is dead", ended)
+        self.serve("daemon2")
+        self.wait_for_world(1, newer_than=worker["round"])
+        self.end_well(node)
+        self.assert_one_world_at_a_time()
 
     def test_state_file_that_is_none_is_refused(self):
         state = self.dir / "state"

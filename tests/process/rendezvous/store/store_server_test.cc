@@ -325,6 +325,28 @@ TEST(StoreServer, MaxConnectionsIsKept) {
   EXPECT_TRUE(four.ping());
 }
 
+TEST(StoreServer, ForeignConnectionsDoNotCountForMaxConnections) {
+  StoreServerOptions options;
+  options.max_connections = 1;
+  Served served(options);
+  std::promise<std::string> handed_over;
+  served.on_thread([&] {
+    served.server().on_foreign(
+        'D', [&](boost::asio::ip::tcp::socket, std::string bytes) { handed_over.set_value(std::move(bytes)); });
+  });
+  StoreClient client = served.client();
+  const UniqueFd foreign = served.connect();
+  write_bytes(foreign.get(), "DX");
+  auto bytes = handed_over.get_future();
+  ASSERT_EQ(bytes.wait_until(hard_limit()), std::future_status::ready);
+  EXPECT_EQ(bytes.get(), "DX");
+  const UniqueFd second = served.connect();
+  write_bytes(second.get(), hello());
+  EXPECT_TRUE(closes(second.get()));
+  EXPECT_EQ(served.stats().refused_descriptors, 1u);
+  EXPECT_TRUE(client.ping());
+}
+
 TEST(StoreServer, ThePortIsFreeAgainAtOnceAndTheNewStoreIsEmpty) {
   std::uint16_t port = 0;
   for (int round = 0; round < 3; ++round) {
