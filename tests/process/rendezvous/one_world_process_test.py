@@ -158,7 +158,7 @@ class OneWorld(RendezvousTest):
         state = self.dir / "state"
         state.write_text("hello")
         daemon = self.start("daemon", BIN / "ddprun-rendezvous", "--port=0", "--state-file", state)
-        self.assertEqual(daemon.wait(), 1)
+        self.assertEqual(daemon.wait(), 2)
         self.assertIn(f"{state}: 'hello' is not what a daemon of this version writes", daemon.errors())
 
     def test_next_round_waits_for_the_workers_of_a_node_that_leaves(self):
