@@ -23,6 +23,7 @@
 #include "worker/progress.h"
 #include "worker/run_error.h"
 #include "worker/run_outputs.h"
+#include "worker/run_saves.h"
 #include "worker/session.h"
 
 namespace ddprun::trainer {
@@ -40,6 +41,7 @@ class TrainLoop {
         stop_(stop),
         reporter_(reporter),
         outputs_(session),
+        saves_(session, outputs_),
         slow_read_(session.rank(), std::min(kSlowRead, session.config.ddp.timeout / 2)),
         batch_wait_(*session.communicator, *session.train_loader, session.config.ddp.timeout, slow_read_,
                     [&stop] { return stop.requested() != 0; }),
@@ -75,8 +77,6 @@ class TrainLoop {
   Result<void> end_epoch(bool& stopped);
   Result<bool> validate();
   Result<void> check_resources();
-  Result<void> save(bool wait);
-  Result<void> last_save();
   Result<int> finish(bool stopped);
   bool at_end() const {
     return s_.state.epoch >= s_.config.train.epochs ||
@@ -97,6 +97,7 @@ class TrainLoop {
   StopSignal& stop_;
   Reporter& reporter_;
   RunOutputs outputs_;
+  RunSaves saves_;
   SlowRead slow_read_;
   BatchWait batch_wait_;
   const std::int64_t batch_;
@@ -112,7 +113,6 @@ class TrainLoop {
   double validation_accuracy_ = -1;
   EvalCounts validation_;
   std::int64_t validated_at_ = -1;
-  std::int64_t saved_at_ = -1, resumed_at_ = -1;
   GrowthWatch growth_;
   TimePoint window_start_{}, run_start_{};
   std::int64_t window_samples_ = 0, steps_done_ = 0;
@@ -164,7 +164,6 @@ Result<int> TrainLoop::run() {
   auto ready = s_.together(open_files());
   if (!ready) return std::move(ready).error();
   s_.communicator->set_timeout(s_.config.ddp.timeout);
-  if (s_.resumed) resumed_at_ = s_.state.step;
   say_start();
   stop_.arm();
   run_start_ = window_start_ = SteadyClock::now();
@@ -454,51 +453,10 @@ Result<void> TrainLoop::save_if_due(bool asked) {
   if (due || asked) {
     // Rank 0 waits here for a disk that is slower than the saves: the others wait with it, longer than for a gradient.
     s_.communicator->set_timeout(file_timeout());
-    auto done = s_.together(save(/*wait=*/false));
+    auto done = s_.together(saves_.start());
     s_.communicator->set_timeout(s_.config.ddp.timeout);
     return done;
   }
-  return {};
-}
-
-// Collective when index files are written. A save that fails is said and the run goes on: what was saved before is
-// still there, and the next save may find room again.
-Result<void> TrainLoop::save(bool wait) {
-  if (!s_.config.output.indices.empty()) {
-    std::vector<std::int64_t> sizes(static_cast<std::size_t>(s_.world_size()));
-    std::int64_t mine = outputs_.index_bytes();
-    auto gathered = s_.communicator
-                        ->all_gather(comm::Block{&mine, 1, comm::DType::i64},
-                                     comm::Block{sizes.data(), sizes.size(), comm::DType::i64})
-                        .wait();
-    if (!gathered) return gathered;
-    // Ranks that were there before this world was made smaller keep what they wrote.
-    auto& known = s_.state.index_bytes;
-    known.resize(std::max(known.size(), sizes.size()));
-    std::copy(sizes.begin(), sizes.end(), known.begin());
-  }
-  saved_at_ = s_.state.step;
-  if (s_.writer == nullptr) return {};
-  // The save before this one: how it went says nothing about this one.
-  auto before = s_.writer->wait();
-  if (!before && s_.writer->hangs()) return before;
-  auto started = start_save(s_);
-  if (!before) {
-    // What is there says it: somebody may have removed the folder.
-    const auto there = s_.directory->steps();
-    const std::string rest = !there || there->empty() ? std::string("there is none to go on from")
-                                                      : fmt::format("the one of step {} is there", there->back());
-    log_error("checkpoint not saved: {}; {}{}", before.error().message(), rest,
-              wait ? "" : ", training goes on");  // wait: this is the run's last save
-  }
-  return started && wait ? last_save() : started;
-}
-
-// How the save in work ends, if this rank has one: of the run's last save it matters.
-Result<void> TrainLoop::last_save() {
-  if (s_.writer == nullptr) return {};
-  auto outcome = s_.writer->wait();
-  if (!outcome) return std::move(outcome).error().with_context("checkpoint not saved");
   return {};
 }
 
@@ -602,7 +560,7 @@ Result<int> TrainLoop::finish(bool stopped) {
   Result<void> mine;
   if (!s_.config.checkpoint.dir.empty()) {
     // The periodic save of this very step may still be under way.
-    mine = saved_at_ != s_.state.step || stopped ? save(/*wait=*/true) : last_save();
+    mine = saves_.started_at() != s_.state.step || stopped ? saves_.last() : saves_.finish();
   }
   if (mine && !stopped && s_.is_root()) mine = outputs_.write_params();
   if (mine) mine = s_.kernels->status();
