@@ -275,7 +275,10 @@ TEST_F(Flags, MonitorIntervalStartMethodLogsSpecs) {
 }
 
 TEST_F(Flags, EventLogHandler) {
-  auto run = sh({"--event-log-handler=console", "--nproc-per-node=2"}, "exit $RANK");
+  // Rank 1 fails when the launcher has seen (reaped) rank 0's end: else that one might be stopped before it has ended.
+  auto run = sh({"--event-log-handler=console", "--nproc-per-node=2"},
+                "[ $RANK = 0 ] && echo $$ > pid0.new && mv pid0.new pid0 && exit 0; until [ -f pid0 ]; do sleep 0.01; "
+                "done; while kill -0 $(cat pid0) 2>/dev/null; do sleep 0.01; done; exit 1");
   EXPECT_EQ(run.code, 1);
   for (const char* state : {"RENDEZVOUS", "START", "SUCCEEDED", "FAILED"}) {
     EXPECT_THAT(run.err, HasSubstr("{\"name\":\"torchelastic.worker.status." + std::string(state) + "\"")) << run.err;
