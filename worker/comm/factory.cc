@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "common/flight_recorder.h"
+#include "common/log.h"
 #include "common/tcp.h"
 #include "worker/comm/hierarchical_transport.h"
 #include "worker/comm/key_value.h"
@@ -204,14 +205,34 @@ Result<std::unique_ptr<Communicator>> add_nccl(const WorkerEnv& env, const CommO
   return make_nccl_communicator(setup, *id, std::move(host), deadline);
 }
 
+// A store that is not there is waited for, and the user told for what: soon, then every 10 s.
+Result<std::unique_ptr<KeyValue>> reach_store(const WorkerEnv& env, const CommOptions& options) {
+  const TimePoint deadline = SteadyClock::now() + options.connect_timeout;
+  for (std::chrono::seconds patience{2};; patience = std::chrono::seconds(10)) {
+    const TimePoint until = std::min(deadline, SteadyClock::now() + patience);
+    auto store = connect_store(env.master, until);
+    if (store) return store;
+    const Errc code = store.error().code();
+    const bool may_come = code == Errc::refused || code == Errc::timed_out || code == Errc::peer_closed;
+    if (!may_come || until == deadline) {
+      return store.error().with_context(
+          fmt::format("cannot reach the worker store (MASTER_ADDR, MASTER_PORT) within {} s",
+                      std::chrono::ceil<std::chrono::seconds>(options.connect_timeout).count()));
+    }
+    log_warning("rank {} waits for the worker store (MASTER_ADDR, MASTER_PORT), {} s more: {}", env.rank.value,
+                std::chrono::ceil<std::chrono::seconds>(deadline - SteadyClock::now()).count(),
+                store.error().message());
+  }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options) {
   auto gpu = find_gpu(options.backend);
   if (!gpu) return gpu.error();
   if (env.world_size == 1) return make_communicator(env, options, nullptr, *gpu);
-  auto store = connect_store(env.master, SteadyClock::now() + options.connect_timeout);
-  if (!store) return store.error().with_context("cannot reach the worker store (MASTER_ADDR, MASTER_PORT)");
+  auto store = reach_store(env, options);
+  if (!store) return store.error();
   return make_communicator(env, options, store->get(), *gpu);
 }
 
