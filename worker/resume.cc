@@ -133,6 +133,10 @@ Result<void> restore(Session& s) {
   std::set_union(s.state.launchers.begin(), s.state.launchers.end(), s.launchers.begin(), s.launchers.end(),
                  std::back_inserter(all));
   s.state.launchers = std::move(all);
+  if (s.config.ddp.reducer.compression.rfind("powersgd", 0) == 0) {
+    s.notes.push_back(
+        "PowerSGD's error feedback is not in checkpoints and starts anew: the run goes on, not bit for bit");
+  }
   s.resumed = true;
   return {};
 }

@@ -94,6 +94,7 @@ Traits traits_of(const Session& s) {
   add("data.batch_size", c.data.batch_size);
   add("data.shuffle", c.data.shuffle);
   add("data.drop_last", c.data.drop_last);
+  add("data.drop_short_batch", c.data.drop_short_batch);
   add("data.normalize", fmt::format("mean {} std {}", fmt::join(c.data.mean, " "), fmt::join(c.data.std, " ")));
   add("data.augment", fmt::format("crop {} flip {}", c.data.crop, c.data.flip));
   add("loss", fmt::format("kind {} label_smoothing {} ignore_index {}", static_cast<int>(c.loss.kind),

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -467,6 +468,36 @@ TEST_F(TrainerHardTimes, RanksThatDifferAreToldSo) {
     EXPECT_THAT(wrong.err, HasSubstr("trainer: rank 1: " + message));
     EXPECT_EQ(own_lines(wrong), 1) << said(wrong);
   }
+}
+
+TEST_F(TrainerHardTimes, AStoreThatIsNotThereIsNamedWhileItIsWaitedFor) {
+  write_csv("data.csv", 8, 2);
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"RANK", "0"},
+                                                                      {"WORLD_SIZE", "2"},
+                                                                      {"LOCAL_RANK", "0"},
+                                                                      {"LOCAL_WORLD_SIZE", "2"},
+                                                                      {"MASTER_ADDR", "127.0.0.1"},
+                                                                      {"MASTER_PORT", "1"}}) {
+    runner().environment[name] = value;
+  }
+  Running alone = start(0);
+  EXPECT_TRUE(alone.wait_for("rank 0 waits for the worker store (MASTER_ADDR, MASTER_PORT)"));
+  alone.signal(SIGTERM);
+  EXPECT_EQ(alone.wait().code, 128 + SIGTERM);
+}
+
+// Its error feedback is not saved: who resumes is told that the numbers are not those of a run in one piece.
+TEST_F(TrainerHardTimes, PowerSgdSaysThatItStartsAnew) {
+  write_csv("data.csv", 16, 8);
+  set("ddp.compression", "powersgd");
+  set("ddp.force_compression", "true");
+  set("train.max_steps", "2");
+  set("checkpoint.dir", path("ck"));
+  EXPECT_THAT(run(2).out, ::testing::Not(HasSubstr("PowerSGD")));
+  set("train.max_steps", "0");
+  const Finished again = run(2);
+  EXPECT_EQ(again.code, 0) << said(again);
+  EXPECT_THAT(again.out, HasSubstr("PowerSGD's error feedback is not in checkpoints"));
 }
 
 TEST_F(TrainerHardTimes, WrongDataFilesSaySo) {
