@@ -581,10 +581,17 @@ Result<int> TrainLoop::finish(bool stopped) {
     return exit_code::kResumeMe;
   }
   if (s_.state.step > 0 && s_.state.optimizer_steps == 0) {
+    const std::string advice =
+        s_.config.precision.scale_loss
+            ? fmt::format(
+                  "The loss scale fell to {:.6g} and more steps may reach one that fits; a lower "
+                  "precision.init_scale gets there sooner",
+                  s_.scaler.scale())
+            : std::string("Lower optimizer.lr or look at the data; train.on_nan: stop names the rank");
     return everywhere(
         fmt::format("nothing was trained: all {} steps were skipped, since loss or gradient was not "
-                    "finite. Lower optimizer.lr or look at the data; train.on_nan: stop names the rank",
-                    s_.state.step));
+                    "finite. {}",
+                    s_.state.step, advice));
   }
   reporter_.line(
       fmt::format("finished after step {} in {}", s_.state.step, format_duration(seconds_since(run_start_))));

@@ -111,7 +111,8 @@ if [ "${DDPRUN_GPU_SMALL:-}" = 1 ]; then
   small() { # settings that shrink a model's run
     case $1 in
       mlp) echo model.hidden=[32] data.sample_shape=[16] data.batch_size=16 data.samples=512 train.max_steps=6 ;;
-      resnet18) echo model.width=4 data.sample_shape=[8,8,3] data.batch_size=4 data.samples=128 train.max_steps=4 ;;
+      resnet18) echo model.width=4 data.sample_shape=[8,8,3] data.batch_size=4 data.samples=128 train.max_steps=4 \
+        precision.init_scale=1024 ;;
       resnet50) echo model.width=4 data.sample_shape=[32,32,3] data.batch_size=4 data.samples=64 train.max_steps=3 ;;
       gpt2) echo model.layers=1 model.heads=2 model.embedding=16 model.vocabulary=65 data.sequence_length=8 \
         data.batch_size=2 data.samples=64 train.max_steps=4 ;;
