@@ -103,7 +103,7 @@ StateFile::StateFile(std::string path, UniqueFd lock) : path_(std::move(path)), 
 Result<StateFile> StateFile::open(const std::string& path) {
   const std::string name = path + ".lock";
   UniqueFd lock(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock) return Error::from_errno(errno, "--state-file " + name);
+  if (!lock) return Error::from_errno(errno, "--state-file " + path + ": cannot make its lock " + name);
   if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return Error::from_errno(errno, "--state-file " + name);
     return Error(Errc::refused, "--state-file " + path + " belongs to another daemon that runs (it holds the lock on " +

@@ -354,7 +354,7 @@ class Rendezvous(RendezvousTest):
         for words, flags in ((r"--port and --metrics-port are both 29400", ("--port=29400", "--metrics-port=29400")),
                              ("not a numeric address", ("--port=0", "--address=foo")),
                              ("not a numeric address", ("--port=0", "--metrics-port=0", "--metrics-address=foo")),
-                             ("/nodir/x", ("--port=0", "--state-file=/nodir/x"))):
+                             ("--state-file /nodir/x: cannot make its lock", ("--port=0", "--state-file=/nodir/x"))):
             wrong = self.start("wrong", BIN / "ddprun-rendezvous", *flags)
             self.assertEqual(wrong.wait(), 2, wrong.errors())
             self.assertIn(words, wrong.errors())
