@@ -105,8 +105,8 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
     TimePoint failed_at;
     std::optional<rdzv::DoneResult> done;
     TimePoint done_at;
-    std::optional<TimePoint> die_at;   // as last told to the guard
-    bool guard_fired = false;          // we did not run until that time had passed
+    std::optional<std::chrono::milliseconds> die_at;  // boot_time(), as last told to the guard
+    bool guard_fired = false;                         // we did not run until that time had passed
     std::optional<TimePoint> kill_at;  // the lease ran out while they were being stopped with more patience
     int signal = 0;                    // that we were told to stop with
     bool operators_wish = false;       // ddpctl stopped the job or drained this node: its outcome is in `verdict`

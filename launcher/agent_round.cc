@@ -4,6 +4,7 @@
 #include "common/exit_code.h"
 #include "common/log.h"
 #include "launcher/agent_impl.h"
+#include "launcher/guard.h"
 
 // One round of a node: start the workers, watch them, hear the rendezvous, stop.
 namespace ddprun::launcher {
@@ -213,7 +214,7 @@ void Agent::Impl::handle(Current& c, Event& event) {
 
 void Agent::Impl::on_exit(Current& c, const WorkerExit& exit) {
   // Were we stopped ourselves, the guard has killed them because the lease was over: that is no failure of theirs.
-  const bool late = c.guard_fired || (c.die_at && SteadyClock::now() >= *c.die_at);
+  const bool late = c.guard_fired || (c.die_at && boot_time() >= *c.die_at);
   if (late && exit.status.signal == SIGKILL && !c.stopping && !c.verdict && !c.done) {
     log_warning("this process did not run for longer than the lease, so its guard killed the workers: joining again");
     c.verdict = Again();
@@ -318,9 +319,10 @@ void Agent::Impl::tell_lease() {
   if (!hooks.workers_die_at || host || options.on_silence == OnSilence::keep) return;
   std::optional<TimePoint> when;
   if (current && current->started && !current->stopped) {
-    if (current->die_at && SteadyClock::now() >= *current->die_at) current->guard_fired = true;
+    const milliseconds now = boot_time();  // the guard's clock: it goes on in a suspended machine
+    if (current->die_at && now >= *current->die_at) current->guard_fired = true;
     when = client->lease_end() + kSilencePatience + kGuardDelay;
-    current->die_at = when;
+    current->die_at = now + std::chrono::ceil<milliseconds>(*when - SteadyClock::now());
   }
   hooks.workers_die_at(when);
 }

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
@@ -15,6 +16,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <new>
 #include <set>
 #include <thread>
 
@@ -29,7 +31,6 @@ struct Duties {
   std::set<std::string> folders;
   std::set<std::string> cgroups;
   bool workers_expected = false;
-  long long kill_at_ms = 0;  // CLOCK_BOOTTIME; 0: never
 };
 
 // One command: a verb, its argument, a NUL.
@@ -61,10 +62,7 @@ void take(Duties& duties, const std::string& command) {
     case 'C':
       duties.cgroups.erase(argument);
       break;
-    case 'l':
-      duties.kill_at_ms = std::stoll(argument);
-      break;
-    default:
+    default:  // 'l': the time was changed
       break;
   }
 }
@@ -98,7 +96,19 @@ void fulfil(const Duties& duties, const std::string& token) {
   for (const auto& cgroup : duties.cgroups) remove_cgroup_folder(cgroup);
 }
 
-[[noreturn]] void live(int pipe, const std::string& token) {
+// The time may be put off while the alarm of the old one rings, and a guard that was stopped finds old alarms: what
+// counts is what the shared memory says now.
+void ring(int alarm, long long kill_at_ms, const Duties& duties, const std::string& token) {
+  std::uint64_t times = 0;
+  if (::read(alarm, &times, sizeof times) != sizeof times) return;
+  if (kill_at_ms != 0 && kill_at_ms <= boot_time().count()) {
+    kill_workers(duties, token);
+  } else {
+    set_alarm(alarm, kill_at_ms);
+  }
+}
+
+[[noreturn]] void live(int pipe, const std::string& token, const std::atomic<long long>& kill_at) {
   ::setsid();
   ::prctl(PR_SET_NAME, "ddprun-guard");
   // Nothing of the user's may be held: `ddprun ... | tee` must see the end when the launcher goes.
@@ -116,6 +126,7 @@ void fulfil(const Duties& duties, const std::string& token) {
 
   const int alarm = ::timerfd_create(CLOCK_BOOTTIME, TFD_CLOEXEC | TFD_NONBLOCK);
   Duties duties;
+  long long armed = 0;
   std::string pending;
   char buffer[4096];
   while (true) {
@@ -129,14 +140,16 @@ void fulfil(const Duties& duties, const std::string& token) {
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) break;
       pending.append(buffer, static_cast<std::size_t>(n));
-      const long long before = duties.kill_at_ms;
       for (std::size_t end; (end = pending.find('\0')) != std::string::npos; pending.erase(0, end + 1)) {
         take(duties, pending.substr(0, end));
       }
-      if (duties.kill_at_ms != before) set_alarm(alarm, duties.kill_at_ms);
+      if (const long long wanted = kill_at.load(); wanted != armed) {
+        armed = wanted;
+        set_alarm(alarm, armed);
+      }
     } else if (ready[1].revents != 0) {
-      std::uint64_t times = 0;
-      if (::read(alarm, &times, sizeof times) == sizeof times) kill_workers(duties, token);
+      armed = kill_at.load();
+      ring(alarm, armed, duties, token);
     }
   }
   fulfil(duties, token);
@@ -145,7 +158,19 @@ void fulfil(const Duties& duties, const std::string& token) {
 
 }  // namespace
 
+std::chrono::milliseconds boot_time() {
+  timespec now = {};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return std::chrono::milliseconds(static_cast<long long>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000);
+}
+
+void Guard::Unmap::operator()(SharedTime* time) const { ::munmap(time, sizeof *time); }
+
 Result<std::shared_ptr<Guard>> Guard::start() {
+  static_assert(SharedTime::is_always_lock_free);
+  void* memory = ::mmap(nullptr, sizeof(SharedTime), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return Error::from_errno(errno, "memory for the guard process");
+  std::unique_ptr<SharedTime, Unmap> kill_at(new (memory) SharedTime(0));
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return Error::from_errno(errno, "pipe for the guard process");
   UniqueFd read_end(ends[0]), write_end(ends[1]);
@@ -156,10 +181,10 @@ Result<std::shared_ptr<Guard>> Guard::start() {
   ::sigprocmask(SIG_BLOCK, &all, &before);
   const pid_t pid = ::fork();
   const int error = errno;
-  if (pid == 0) live(read_end.get(), token);
+  if (pid == 0) live(read_end.get(), token, *kill_at);
   ::sigprocmask(SIG_SETMASK, &before, nullptr);
   if (pid < 0) return Error::from_errno(error, "fork of the guard process");
-  return std::shared_ptr<Guard>(new Guard(pid, std::move(write_end), std::move(token)));
+  return std::shared_ptr<Guard>(new Guard(pid, std::move(write_end), std::move(token), std::move(kill_at)));
 }
 
 Guard::~Guard() {
@@ -198,16 +223,18 @@ void Guard::add_cgroup(const std::string& path) { tell('c', path); }
 void Guard::remove_cgroup(const std::string& path) { tell('C', path); }
 
 void Guard::kill_workers_at(std::optional<TimePoint> when) {
+  const std::chrono::milliseconds now = boot_time();
   long long at_ms = 0;
   if (when) {
-    timespec now = {};
-    ::clock_gettime(CLOCK_BOOTTIME, &now);
     const auto ahead = std::chrono::duration_cast<std::chrono::milliseconds>(*when - SteadyClock::now());
-    at_ms = std::max(1LL, static_cast<long long>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000 + ahead.count());
+    at_ms = std::max(1LL, static_cast<long long>((now + ahead).count()));
   }
-  // This is told all the time: a guard that someone stopped must not stop us when the pipe is full.
+  const long long before = kill_at_->exchange(at_ms);
+  // A time that is put off need not be told: the guard looks again when the old one, which is to come yet, has come.
+  if (before == at_ms || (before > now.count() && at_ms >= before)) return;
+  // A guard that someone stopped must not stop us when the pipe is full: it looks after whatever it reads.
   pollfd room{pipe_.get(), POLLOUT, 0};
-  if (::poll(&room, 1, 0) == 1) tell('l', std::to_string(at_ms));
+  if (::poll(&room, 1, 0) == 1) tell('l', "");
 }
 
 }  // namespace ddprun::launcher

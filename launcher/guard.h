@@ -2,6 +2,8 @@
 
 #include <sys/types.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +13,9 @@
 #include "common/unique_fd.h"
 
 namespace ddprun::launcher {
+
+// CLOCK_BOOTTIME: time that the machine is suspended counts, unlike SteadyClock's.
+std::chrono::milliseconds boot_time();
 
 // A small process beside the launcher that does what is left to do when the launcher is SIGKILLed: it kills every
 // session that is registered here, every process that carries our job token in its environment, and removes the
@@ -43,12 +48,20 @@ class Guard {
   pid_t pid() const { return pid_; }
 
  private:
-  Guard(pid_t pid, UniqueFd pipe, std::string token) : pid_(pid), pipe_(std::move(pipe)), token_(std::move(token)) {}
+  // When the workers die, boot_time() in ms; 0 = never. In memory that both processes share.
+  using SharedTime = std::atomic<long long>;
+  struct Unmap {
+    void operator()(SharedTime* time) const;
+  };
+
+  Guard(pid_t pid, UniqueFd pipe, std::string token, std::unique_ptr<SharedTime, Unmap> kill_at)
+      : pid_(pid), pipe_(std::move(pipe)), token_(std::move(token)), kill_at_(std::move(kill_at)) {}
   void tell(char verb, const std::string& argument);
 
   pid_t pid_;
   UniqueFd pipe_;
   std::string token_;
+  std::unique_ptr<SharedTime, Unmap> kill_at_;
 };
 
 }  // namespace ddprun::launcher
