@@ -28,7 +28,7 @@ namespace {
 
 using std::chrono::milliseconds;
 constexpr milliseconds kLimit{5'000};
-constexpr milliseconds kFlightLimit{60'000};  // the daemon gives each node 5 s, eight at a time
+constexpr milliseconds kFlightLimit{60'000};  // between two messages; the daemon sends one at least every 5 s or so
 constexpr milliseconds kWatchPeriod{500};
 constexpr const char* kTokenHelp = "the daemon's secret; mode 600";
 
@@ -182,11 +182,12 @@ int flight(const Endpoint& endpoint, Arguments arguments) {
   auto reply = client->ask(query, kFlightLimit, [&parts](rdzv::ServerMessage message) {
     if (auto* part = std::get_if<rdzv::FlightPart>(&message)) parts.push_back(std::move(*part));
   });
-  if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
-  // A node that does not answer is no reason to keep back what the others sent: it may be the one that all wait for.
-  if (reply->ok || !parts.empty()) {
+  // A node that does not answer, or a daemon that ends meanwhile, is no reason to keep back what others sent: the
+  // silent node may be the one that all wait for.
+  if ((reply && reply->ok) || !parts.empty()) {
     fmt::print("{}", flight_text(parts, static_cast<std::size_t>(parsed->integer("last"))));
   }
+  if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
   return reply->ok ? exit_code::kOk : complain(exit_code::kFailure, reply->text);
 }
 

@@ -196,6 +196,7 @@ void OperatorDesk::advance(std::uint64_t id) {
   const auto job = jobs_.find(flight.run_id);
   if (!asker || asker->closed() || job == jobs_.end()) return end_flight(id);
   const TimePoint now = SteadyClock::now();
+  const std::size_t silent_before = flight.silent.size();
   for (auto it = flight.asked.begin(); it != flight.asked.end();) {
     if (now < it->second.limit) {
       ++it;
@@ -203,6 +204,12 @@ void OperatorDesk::advance(std::uint64_t id) {
     }
     flight.silent.push_back(it->second.node.host);
     it = flight.asked.erase(it);
+  }
+  if (flight.silent.size() > silent_before) {  // a hundred silent nodes take longer than the operator waits for a word
+    rdzv::Notice notice;
+    notice.text =
+        no_answer_from({flight.silent.begin() + static_cast<std::ptrdiff_t>(silent_before), flight.silent.end()});
+    asker->send(notice);
   }
   while (!flight.to_ask.empty() && flight.asked.size() < kAskedAtOnce && asker->unsent() <= kUnsentFlight) {
     Node node = std::move(flight.to_ask.front());
