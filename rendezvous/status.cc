@@ -88,16 +88,16 @@ std::size_t utf8_length(std::string_view text) {
 }
 
 // A label value as OpenMetrics wants it. One byte that is no UTF-8 would make a scraper refuse everything; it is shown
-// as \xNN, and so are control characters, so that two run ids never become one.
+// as \xNN, and so are control characters and the backslash itself, so that two run ids never become one.
 std::string escaped(std::string_view text) {
   std::string out;
   while (!text.empty()) {
     const std::size_t length = utf8_length(text);
     const char c = text.front();
-    if (length == 0 || static_cast<unsigned char>(c) < 0x20) {
+    if (length == 0 || static_cast<unsigned char>(c) < 0x20 || c == '\\') {
       out += fmt::format("\\\\x{:02x}", static_cast<unsigned char>(c));
     } else {
-      if (c == '\\' || c == '"') out += '\\';
+      if (c == '"') out += '\\';
       out += text.substr(0, length);
     }
     text.remove_prefix(std::max<std::size_t>(1, length));

@@ -23,8 +23,10 @@ std::string label_of(const std::string& run_id) {
 TEST(Status, LabelsAreUtf8AndTellAllRunIdsApart) {
   EXPECT_EQ(label_of("job 7"), "job 7");
   EXPECT_EQ(label_of("\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80"), "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80");
-  EXPECT_EQ(label_of("a\"b\\c"), "a\\\"b\\\\c");
+  EXPECT_EQ(label_of("a\"b\\c"), "a\\\"b\\\\x5cc");
   EXPECT_EQ(label_of("a\nb"), "a\\\\x0ab");
+  EXPECT_NE(label_of("a\nb"), label_of("a\\x0ab"));
+  EXPECT_NE(label_of("\xff"), label_of("\\xff"));
   for (const std::string& bad :
        {std::string("\xff"), std::string("\xc3"), std::string("\xc0\x80"), std::string("\xed\xa0\x80"),
         std::string("\xf4\x90\x80\x80"), std::string("\xe2\x82")}) {
