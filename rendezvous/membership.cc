@@ -17,8 +17,6 @@ namespace {
 
 constexpr std::size_t kGoneKept = 65'536;
 
-std::int64_t seconds(Duration d) { return std::chrono::duration_cast<std::chrono::seconds>(d).count(); }
-
 }  // namespace
 
 Membership::Membership(RunId run_id, Round last_round) : run_id_(std::move(run_id)), round_(last_round) {}
@@ -215,7 +213,7 @@ void Membership::scan(TimePoint now, Actions& out) {
            now, out);
   }
   for (const NodeId& id : silent) {
-    depart(id, fmt::format("is lost: silent for {} s", seconds(lost_after())), true, now, out);
+    depart(id, fmt::format("is lost: silent for {} s", whole_seconds(lost_after())), true, now, out);
   }
   // Those that expire now are told about one another as they were, so the sentence is built before any of them goes.
   if (!late.empty() && phase_ == Phase::forming) {

@@ -189,6 +189,7 @@ class Membership {
                    Actions& out);
   void begin_restart(const std::string& reason, TimePoint now, Actions& out);
   void newcomer(const Node& node, TimePoint now, Actions& out);
+  Node* who_speaks(const NodeId& id, TimePoint now, Actions& out);
   void add_failure(const FailureRecord& record);
   void judge(const rdzv::Failure& failure, TimePoint now, Actions& out);
   void check_barrier(TimePoint now, Actions& out);
@@ -204,6 +205,7 @@ class Membership {
   std::size_t members() const;
   std::int64_t min_nodes() const;
   std::size_t available() const { return count(rdzv::MemberState::waiting) - closed_waiting_; }
+  static std::int64_t whole_seconds(Duration d) { return std::chrono::duration_cast<std::chrono::seconds>(d).count(); }
   static Duration lost_after(const rdzv::NodeInfo& node) { return node.lease() + kLostMargin; }
   Duration lost_after() const { return lost_after(config_); }
   std::string hosts_of(rdzv::MemberState state, std::size_t limit) const;

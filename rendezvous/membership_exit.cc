@@ -14,8 +14,6 @@ namespace {
 
 constexpr std::size_t kFailuresKept = 64;
 
-std::int64_t seconds(Duration d) { return std::chrono::duration_cast<std::chrono::seconds>(d).count(); }
-
 }  // namespace
 
 // --- who goes -----------------------------------------------------------------------------------------------------
@@ -136,16 +134,21 @@ void Membership::member_went(MemberState state, const std::string& host, const s
 
 // --- failures and the end -----------------------------------------------------------------------------------------
 
+// The node that says something; nullptr: it is none of ours, or has been told that the job is over.
+Membership::Node* Membership::who_speaks(const NodeId& id, TimePoint now, Actions& out) {
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end()) return nullptr;
+  found->second.heard = std::max(found->second.heard, now);
+  if (phase_ != Phase::ended) return &found->second;
+  out.push_back(Send{id, *final_});
+  return nullptr;
+}
+
 Actions Membership::on(const NodeId& id, const rdzv::Failure& failure, TimePoint now) {
   Actions out;
-  const auto found = nodes_.find(id);
-  if (found == nodes_.end()) return out;
-  Node& node = found->second;
-  node.heard = std::max(node.heard, now);
-  if (phase_ == Phase::ended) {
-    out.push_back(Send{id, *final_});
-    return out;
-  }
+  Node* const speaker = who_speaks(id, now, out);
+  if (speaker == nullptr) return out;
+  Node& node = *speaker;
   if (failure.record.round != round_ || node.in_round != round_ || node.state == MemberState::waiting) {
     return out;  // of an old round: fenced
   }
@@ -203,7 +206,7 @@ void Membership::judge(const rdzv::Failure& failure, TimePoint now, Actions& out
                                         : fmt::format("all {} restarts are used", config_.max_restarts);
   } else if (config_.crash_loop_limit > 0 && quick_in_a_row >= config_.crash_loop_limit) {
     end_why = fmt::format("a crash loop: {} attempts in a row failed within {} s of their start (crash-loop-limit)",
-                          quick_in_a_row, seconds(config_.crash_loop_window));
+                          quick_in_a_row, whole_seconds(config_.crash_loop_window));
   }
   if (end_why.empty()) {
     ++restart_count_;
@@ -226,14 +229,9 @@ void Membership::judge(const rdzv::Failure& failure, TimePoint now, Actions& out
 
 Actions Membership::on(const NodeId& id, const rdzv::Done& done, TimePoint now) {
   Actions out;
-  const auto found = nodes_.find(id);
-  if (found == nodes_.end()) return out;
-  Node& node = found->second;
-  node.heard = std::max(node.heard, now);
-  if (phase_ == Phase::ended) {
-    out.push_back(Send{id, *final_});
-    return out;
-  }
+  Node* const speaker = who_speaks(id, now, out);
+  if (speaker == nullptr) return out;
+  Node& node = *speaker;
   if (done.round != round_ || phase_ != Phase::running || node.state != MemberState::running) return out;
   set_state(node, done.result == rdzv::DoneResult::success ? MemberState::finished : MemberState::resumable);
   check_barrier(now, out);

@@ -17,8 +17,6 @@ namespace {
 
 bool is_loopback_text(std::string_view address) { return address.starts_with("127.") || address == "::1"; }
 
-std::int64_t seconds(Duration d) { return std::chrono::duration_cast<std::chrono::seconds>(d).count(); }
-
 }  // namespace
 
 void Membership::begin_restart(const std::string& reason, TimePoint now, Actions& out) {
@@ -152,7 +150,7 @@ void Membership::form(TimePoint now, Actions& out) {
 rdzv::Shutdown Membership::expiry() const {
   rdzv::Shutdown shutdown;
   shutdown.cause = rdzv::ShutdownCause::too_few_nodes;
-  const auto limit = seconds(config_.join_timeout);
+  const auto limit = whole_seconds(config_.join_timeout);
   const auto here = available();
   const std::string hosts = hosts_of(MemberState::waiting, 8);
   if (count(MemberState::stopping) > 0) {

@@ -82,6 +82,8 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     AgentSession* key = session.get();
     sessions[key] = session;
     ++counters.agent_connections;
+    // It ends when its connection does, at the latest by close(), and holds itself until then; the handlers hold
+    // nothing.
     asio::co_spawn(io, session->run(), [session](std::exception_ptr failure) {
       if (failure) std::rethrow_exception(failure);
     });

@@ -94,9 +94,7 @@ class Hosts:
     def heal(self, i):
         self._do(*self.on(i), "nft", "delete", "table", "inet", "cut", check=False)
 
-    def crash(self, i):
-        """A power cut: the link first, then all processes; nothing of it is heard outside."""
-        self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "down")
+    def _kill_all(self, i):
         for _ in range(100):
             pids = self._do("ip", "netns", "pids", self.ns(i)).stdout.split()
             if not pids:
@@ -107,6 +105,11 @@ class Hosts:
                 except OSError:
                     pass
             time.sleep(0.01)
+
+    def crash(self, i):
+        """A power cut: the link first, then all processes; nothing of it is heard outside."""
+        self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "down")
+        self._kill_all(i)
         # Sockets of the dead would answer with RST after the link is back: a rebooted host has none of them.
         self._do("ip", "-n", self.hub, "link", "del", f"v{i}")
 
@@ -207,16 +210,7 @@ class LinkedHosts(Hosts):
 
     def crash(self, i):
         self.cut(i)
-        for _ in range(100):
-            pids = self._do("ip", "netns", "pids", self.ns(i)).stdout.split()
-            if not pids:
-                break
-            for pid in pids:
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except OSError:
-                    pass
-            time.sleep(0.01)
+        self._kill_all(i)
 
     def boot(self, i):
         self._do("ip", "netns", "del", self.ns(i))

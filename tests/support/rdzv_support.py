@@ -1,4 +1,4 @@
-"""What the rendezvous tests share: processes that are ended by pid, hosts in network namespaces, the worlds that ran.
+"""What the rendezvous tests share: processes that are ended by pid, workers that say when they live, the worlds that ran.
 
 Standard library only. DDPRUN_BINARY_DIR names the folder with the programs.
 """

@@ -5,7 +5,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import rdzv_wire as wire  # noqa: E402
@@ -58,12 +57,19 @@ class OneWorld(RendezvousTest):
     def test_node_that_hosts_the_rendezvous_may_be_stopped_and_go_on(self):
         node = self.node("alone", self.endpoint, nnodes="1", conf=SHORT)
         (worker,) = self.wait_for_world(1)
+        # One that does not host it, and is stopped later, shows when the time is over.
+        port = free_port()
+        self.daemon(port)
+        other = self.node("other", f"127.0.0.1:{port}", nnodes="1", conf=SHORT)
+        others = poll("the other's worker", lambda: [w for w in self.alive() if w["host"] == "other"])
         node.signal(signal.SIGSTOP)
-        time.sleep(7)  # longer than lease, patience and the guard's delay
+        other.signal(signal.SIGSTOP)
+        poll("the other's worker is dead", lambda: not running(others[0]["pid"]))
         self.assertTrue(running(worker["pid"]), "nobody else could form a world, and yet the worker was killed")
         node.signal(signal.SIGCONT)
-        self.end_well(node)
-        self.assertEqual(len(self.workers()), 1)
+        other.signal(signal.SIGCONT)
+        self.end_well(node, other)
+        self.assertEqual(len([w for w in self.workers() if w["host"] == "alone"]), 1)
 
     def test_new_daemon_that_hears_of_fresh_nodes_only_waits_for_the_old_world(self):
         state = ("--state-file", self.dir / "state")

@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import resource
+import select
 import struct
 import sys
 import threading
@@ -26,6 +27,18 @@ class WithDaemon(RendezvousTest):
     def keep(self, peer):
         self.addCleanup(peer.socket.close)
         return peer
+
+    def idle(self):
+        """Waits until the daemon has done what it can do now: it uses no CPU any more."""
+        def used():
+            with open(f"/proc/{self.server.pid}/stat") as f:
+                return f.read().rpartition(")")[2].split()[11:13]
+
+        def quiet():
+            first = used()
+            time.sleep(0.3)
+            return used() == first
+        poll("the daemon has nothing to do", quiet)
 
 
 class ManyNodes(WithDaemon):
@@ -55,7 +68,7 @@ class ManyNodes(WithDaemon):
         # An operator who reads nothing for a while gets everything in the end.
         slow = self.keep(Peer(self.port, wire.OPERATOR).greeted())
         slow.send(wire.frame(wire.STATUS_REQUEST, wire.text("job")))
-        time.sleep(1)  # it does not read: that is the case
+        self.idle()  # it does not read: that is the case
         parts = []
         while True:
             kind, payload = slow.read()
@@ -73,18 +86,6 @@ class Operators(WithDaemon):
         for peer in peers:
             self.assertEqual(peer.read_until(wire.ASSIGNMENT)[0], wire.ASSIGNMENT)
         return peers
-
-    def idle(self):
-        """Waits until the daemon has done what it can do now: it uses no CPU any more."""
-        def used():
-            with open(f"/proc/{self.server.pid}/stat") as f:
-                return f.read().rpartition(")")[2].split()[11:13]
-
-        def quiet():
-            first = used()
-            time.sleep(0.3)
-            return used() == first
-        poll("the daemon has nothing to do", quiet)
 
     def ask_flight(self):
         """ddpctl flight in another thread: a function that waits for its end."""
@@ -193,7 +194,8 @@ class Operators(WithDaemon):
             thread.start()
         asker = self.keep(Peer(self.port, wire.OPERATOR).greeted())
         asker.send(wire.frame(wire.FLIGHT_QUERY, wire.text("job")))
-        time.sleep(2)  # it does not read: that is the case
+        self.idle()  # it does not read: that is the case
+        self.assertTrue(select.select([asker.socket], [], [], LIMIT)[0], "no record has come")
         grown = wire.resident_bytes(self.server.pid) - before
         self.assertLess(grown, 128 << 20, "the daemon holds what the operator does not read")
         got = 0

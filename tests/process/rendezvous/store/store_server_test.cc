@@ -4,6 +4,8 @@
 #include <dirent.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -345,6 +347,30 @@ TEST(StoreServer, ForeignConnectionsDoNotCountForMaxConnections) {
   EXPECT_TRUE(closes(second.get()));
   EXPECT_EQ(served.stats().refused_descriptors, 1u);
   EXPECT_TRUE(client.ping());
+}
+
+TEST(StoreServer, WhoComesWhileItIsHeldIsServedLaterUnlessItHasEnded) {
+  Served served;
+  StoreClient old = served.client();
+  EXPECT_TRUE(old.set("k", "of the old round"));
+  served.on_thread([&] { served.server().hold(); });
+  EXPECT_EQ(served.stats().connections, 0u);
+  const auto accepted = served.stats().accepted;
+  const UniqueFd early = served.connect(), ended = served.connect();
+  write_bytes(early.get(), hello());
+  write_bytes(ended.get(), hello());
+  ASSERT_EQ(::shutdown(ended.get(), SHUT_WR), 0);
+  ASSERT_TRUE(eventually([&] {  // the server's side knows
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    return ::getsockopt(ended.get(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && info.tcpi_state == TCP_FIN_WAIT2;
+  }));
+  served.on_thread([&] { served.server().serve(); });
+  EXPECT_EQ(hex(read_bytes(early.get(), 4)), "07000000");
+  EXPECT_TRUE(closes(ended.get()));
+  EXPECT_EQ(served.stats().accepted, accepted + 1);
+  EXPECT_EQ(served.stats().keys, 0u);
+  EXPECT_TRUE(served.client().ping());
 }
 
 TEST(StoreServer, ThePortIsFreeAgainAtOnceAndTheNewStoreIsEmpty) {
