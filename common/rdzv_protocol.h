@@ -14,6 +14,7 @@
 #include "common/types.h"
 #include "common/wire.h"
 
+// clang-format off
 // The agent protocol: one TCP connection per agent to the rendezvous port. Little endian throughout.
 //
 // Opening, frozen for all versions
@@ -29,8 +30,8 @@
 //   type  name             who           payload
 //      1  Join             agent         node | u64 connection | i64 last_round
 //      2  Register         agent         node | u64 connection | i64 round | i64 group_rank, group_world_size,
-//      first_rank, world_size,
-//                                        first_role_rank, role_world_size, restart_count | u8 state
+//                                        first_rank, world_size, first_role_rank, role_world_size, restart_count |
+//                                        u8 state
 //                                        (after a broken connection: "I am member k of round R")
 //      3  Heartbeat        agent         u64 sequence | u8 want_reason. Every keep_alive_interval
 //      4  Leave            agent         i64 round | u8 why | text reason. Sent before the workers are signalled
@@ -62,19 +63,19 @@
 //
 //   connection = how many connections this node has opened, this one included. What arrives late on an older one than
 //             the newest that was introduced is not taken for the node's word.
-//   node    = text run_id, node_id, host, address, role, topology_key | i64 nnodes_min, nnodes_max, nproc | optional
-//   i64
-//             node_rank | u16 worker_store_port | u8 backend | i64 max_restarts | i64 join_ms, last_call_ms, close_ms,
-//             keep_alive_ms | i64 keep_alive_attempts | i64 crash_loop_limit, crash_loop_window_ms
-//   failure = i64 rank, local_rank, group_rank, round, restart_count | text host | i64 pid, exit_code, signal, unix_ms
-//   |
-//             u8 out_of_memory, stopped_by_us | list of text last_lines | text error_file_json | list of text log_paths
-//             | text message
+//   node    = text run_id, node_id, host, address, role, topology_key | i64 nnodes_min, nnodes_max, nproc |
+//             optional i64 node_rank | u16 worker_store_port | u8 backend | i64 max_restarts |
+//             i64 join_ms, last_call_ms, close_ms, keep_alive_ms | i64 keep_alive_attempts |
+//             i64 crash_loop_limit, crash_loop_window_ms
+//   failure = i64 rank, local_rank, group_rank, round, restart_count | text host | i64 pid, exit_code, signal,
+//             unix_ms | u8 out_of_memory, stopped_by_us | list of text last_lines | text error_file_json |
+//             list of text log_paths | text message
 //
 // Bounds: names 255 bytes, sentences 4096, lists and texts of a failure as in the constants below (the writer cuts, the
 // reader refuses), nproc and nnodes 1 .. 1,000,000, keep_alive_attempts 1 .. 1000, durations
 // 0 .. 10 years, ranks and rounds 0 .. 2^53.
 // Version rule: any change of this table is a new version; versions do not mix.
+// clang-format on
 namespace ddprun::rdzv {
 
 inline constexpr std::string_view kMagic = "DDPRRDZV";
