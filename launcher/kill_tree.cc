@@ -180,11 +180,12 @@ void kill_cgroup(const std::string& folder) {
   }
 }
 
-void remove_cgroup_folder(const std::string& folder) {
+bool remove_cgroup_folder(const std::string& folder) {
   for (int round = 0; round < 500; ++round) {
-    if (::rmdir(folder.c_str()) == 0 || errno == ENOENT) return;
+    if (::rmdir(folder.c_str()) == 0 || errno == ENOENT) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
+  return false;
 }
 
 std::vector<std::string> cgroup_places(const std::string& proc_root, const std::string& cgroup_root,

@@ -50,8 +50,8 @@ bool is_in_cgroup(const std::string& proc_root, pid_t pid, const std::string& fo
 
 // Version 2 control groups: kills all in it at once and waits up to 1 s until they are dead. Best effort.
 void kill_cgroup(const std::string& folder);
-// Removes the emptied group; waits up to 1 s for its last members to go.
-void remove_cgroup_folder(const std::string& folder);
+// Removes the emptied group; waits up to 1 s for its last members to go. False: it is still there.
+bool remove_cgroup_folder(const std::string& folder);
 
 // Where a child of our own version 2 control group could be made: `name` in each place where the unified hierarchy may
 // be mounted (`cgroup_root` itself, or `unified` in it). Nothing is made yet; mkdir tells whether it may be.

@@ -250,8 +250,8 @@ void WorkerGroupState::renew_cgroup() {
 void WorkerGroupState::drop_cgroup() {
   if (cgroup_.empty()) return;
   cgroup_fd_.reset();
-  remove_cgroup_folder(cgroup_);
-  if (options_.guard) options_.guard->remove_cgroup(cgroup_);
+  // What does not go in time (a member that hangs in the kernel) stays the guard's, which tries again at the end.
+  if (remove_cgroup_folder(cgroup_) && options_.guard) options_.guard->remove_cgroup(cgroup_);
   cgroup_.clear();
 }
 

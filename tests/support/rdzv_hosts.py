@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-from rdzv_support import RendezvousTest
+from rdzv_support import RendezvousTest, remove_groups
 
 # lease 2 s, T_lost 7 s
 CONF = "is_host=0,join_timeout=25,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2,close_timeout=5"
@@ -67,12 +67,7 @@ class Hosts:
 
     def close(self):
         for name in [self.ns(i) for i in range(1, self.count + 1)] + [self.hub]:
-            pids = self._do("ip", "netns", "pids", name, check=False).stdout.split()
-            for pid in pids:
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except OSError:
-                    pass
+            self._kill_in(name)
             self._do("ip", "netns", "del", name, check=False)
 
     def on(self, i):
@@ -95,16 +90,22 @@ class Hosts:
         self._do(*self.on(i), "nft", "delete", "table", "inet", "cut", check=False)
 
     def _kill_all(self, i):
+        self._kill_in(self.ns(i))
+
+    def _kill_in(self, name):
+        killed = set()
         for _ in range(100):
-            pids = self._do("ip", "netns", "pids", self.ns(i)).stdout.split()
+            pids = self._do("ip", "netns", "pids", name, check=False).stdout.split()
             if not pids:
                 break
+            killed.update(pids)
             for pid in pids:
                 try:
                     os.kill(int(pid), signal.SIGKILL)
                 except OSError:
                     pass
             time.sleep(0.01)
+        remove_groups(killed)
 
     def crash(self, i):
         """A power cut: the link first, then all processes; nothing of it is heard outside."""
@@ -175,11 +176,7 @@ class LinkedHosts(Hosts):
             self.link.stdout.close()
             self.link = None
         for i in range(1, self.count + 1):
-            for pid in self._do("ip", "netns", "pids", self.ns(i), check=False).stdout.split():
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except OSError:
-                    pass
+            self._kill_in(self.ns(i))
             self._do("ip", "netns", "del", self.ns(i), check=False)
 
     def _apply(self, pairs):
