@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as older_for
 from support import InteropTest
 
 STRANGE_ID = 'we"ird\\job {run="1"} \u00e4'
+SHOWN_ID = STRANGE_ID.replace("\\", "\\x5c")  # a backslash too is shown as its code, so that no two ids look alike
 
 
 class Metrics(InteropTest):
@@ -44,9 +45,9 @@ class Metrics(InteropTest):
         return {(s.name, s.labels.get("run_id"), s.labels.get("state")): s.value for f in families for s in f.samples}
 
     def check_values(self, values):
-        self.assertEqual(values["ddprun_job_world_size", STRANGE_ID, None], 4)
-        self.assertEqual(values["ddprun_job_nodes", STRANGE_ID, None], 3)
-        self.assertEqual(values["ddprun_job_nodes_by_state", STRANGE_ID, "waiting"], 1)
+        self.assertEqual(values["ddprun_job_world_size", SHOWN_ID, None], 4)
+        self.assertEqual(values["ddprun_job_nodes", SHOWN_ID, None], 3)
+        self.assertEqual(values["ddprun_job_nodes_by_state", SHOWN_ID, "waiting"], 1)
         self.assertEqual(values["ddprun_job_running", "waits", None], 0)
         self.assertEqual(values["ddprun_worker_failures_total", None, None], 1)
 
