@@ -26,7 +26,7 @@ struct TrainState {
   // The global batch and the epoch's steps of the world that began the run: the schedule counts in them. 0: not known
   // (written before they were kept).
   std::int64_t schedule_batch = 0, schedule_epoch = 0;
-  std::vector<std::int64_t> launchers;  // marks of the job's launchers (launcher_mark.h), ascending
+  std::vector<std::int64_t> launchers;    // marks of the job's launchers (launcher_mark.h), ascending
   std::vector<std::int64_t> index_bytes;  // length of each rank's index file, if they are written
 };
 
