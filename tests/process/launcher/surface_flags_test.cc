@@ -1,9 +1,6 @@
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "tests/support/surface_held_port.h"
 #include "tests/support/surface_run.h"
 
 // What each flag of ddprun does, seen from the outside. Each test names its flags; a flag without one is found by
@@ -18,6 +16,7 @@
 namespace {
 
 using ddprun::testing::Finished;
+using ddprun::testing::HeldPort;
 using ddprun::testing::ProgramRunner;
 using testing::AllOf;
 using testing::ElementsAre;
@@ -67,26 +66,6 @@ class Flags : public testing::Test {
   }
 
   ProgramRunner runner;
-};
-
-struct HeldPort {
-  HeldPort() : fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
-    port = ntohs(address.sin_port);
-  }
-  ~HeldPort() { release(); }
-  int release() {
-    if (fd >= 0) ::close(fd);
-    fd = -1;
-    return port;
-  }
-  int fd;
-  int port = 0;
 };
 
 TEST_F(Flags, NprocPerNodeAndStandalone) {
@@ -572,53 +551,6 @@ TEST_F(Flags, LegacyLocalRankStyle) {
   EXPECT_EQ(launch({"--use_env", "new.py", "a"}).out, "['a']\n");
   EXPECT_EQ(launch({"--use-env", "--no-python", "echo", "b"}).out, "b\n");
   EXPECT_EQ(launch({"--no-python", "echo", "b"}).code, 2);
-}
-
-TEST_F(Flags, DdpctlDoctor) {
-  runner.environment["LD_LIBRARY_PATH"] = std::string(DDPRUN_BINARY_DIR) + "/tests/fake_nvml";
-  runner.environment["FAKE_NVML_GPUS"] = "2";
-  HeldPort port;
-  const std::string endpoint = "--rdzv-endpoint=127.0.0.1:" + std::to_string(port.port);
-  auto run = runner.run({"ddpctl", endpoint, "doctor", "--log-dir=."});
-  EXPECT_THAT(run.out, AllOf(HasSubstr("ok       GPUs: 2 of 2 can be seen"), HasSubstr("open files: limit"),
-                             HasSubstr("log directory: "), HasSubstr("nobody serves it now")));
-  EXPECT_EQ(run.code, 0) << run.err;  // this host's own warnings included
-  ASSERT_EQ(::listen(port.fd, 4), 0);
-  run = runner.run({"ddpctl", endpoint, "doctor"});
-  EXPECT_THAT(run.out, HasSubstr("served by pid " + std::to_string(::getpid())));
-  runner.environment["FAKE_NVML_GPUS"] = "300";
-  run = runner.run({"/bin/sh", "-c", std::string("ulimit -n 200; ") + DDPRUN_BINARY_DIR + "/ddpctl doctor"});
-  EXPECT_EQ(run.code, 78);
-  EXPECT_EQ(run.out.rfind("error    open files: the limit is 200", 0), 0u) << run.out;
-}
-
-// What doctor says of a folder for logs is what ddprun would say.
-TEST_F(Flags, DdpctlDoctorTriesTheLogDirectory) {
-  runner.write("file", "x");
-  const auto doctor = [&](const std::string& folder) {
-    return runner.run({"ddpctl", "doctor", "--log-dir=" + folder});
-  };
-  auto run = doctor(runner / "file");
-  EXPECT_EQ(run.code, 78);
-  EXPECT_EQ(run.out.rfind("error    log directory: log directory ", 0), 0u) << run.out;
-  EXPECT_THAT(run.out, HasSubstr("exists but is a file; give a folder"));
-  run = doctor("/proc");
-  EXPECT_EQ(run.code, 78);
-  EXPECT_THAT(run.out, HasSubstr("error    log directory: cannot make a folder for this run in /proc"));
-  run = doctor(runner / "new" + "/deep");
-  EXPECT_EQ(run.code, 0) << run.out;
-  EXPECT_THAT(run.out, HasSubstr("ok       log directory: "));
-  EXPECT_FALSE(std::filesystem::exists(runner / "new")) << "doctor left something behind";
-}
-
-TEST_F(Flags, DdpctlStoreHelp) {
-  for (const char* word : {"--help", "-h"}) {
-    const auto run = runner.run({"ddpctl", "store", word});
-    EXPECT_EQ(run.code, 0) << run.err;
-    EXPECT_THAT(run.out, AllOf(HasSubstr("Usage: ddpctl store get KEY"), HasSubstr("--raw\n"), HasSubstr("--json\n"),
-                               HasSubstr("--timeout-ms N\n")));
-  }
-  EXPECT_EQ(runner.run({"ddpctl", "store", "--hlep"}).code, 2);
 }
 
 TEST_F(Flags, UnknownOptionNamesTheNearest) {
