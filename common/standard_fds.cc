@@ -19,6 +19,8 @@ void open_standard_fds() {
   if (fd >= 0) ::close(fd);
 }
 
+void print_output(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
 int exit_code_after_output(const char* program, int code) {
   errno = 0;
   const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;

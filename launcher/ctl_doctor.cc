@@ -6,6 +6,7 @@
 
 #include "common/exit_code.h"
 #include "common/options.h"
+#include "common/standard_fds.h"
 #include "common/tcp.h"
 #include "launcher/preflight.h"
 
@@ -32,10 +33,8 @@ Finding endpoint_finding(const Endpoint& endpoint) {
 }  // namespace
 
 int ctl_doctor(const Endpoint& endpoint, std::span<const std::string> arguments) {
-  OptionSpec log_dir;
-  log_dir.name = "log-dir";
-  log_dir.value_name = "DIR";
-  log_dir.help = "can logs be written there, and is there room (nothing is left behind)";
+  OptionSpec log_dir = make_option("log-dir", OptionKind::text, "", "DIR",
+                                   "can logs be written there, and is there room (nothing is left behind)");
   const OptionTable table("ddpctl doctor", "ddpctl doctor [--log-dir DIR]", {log_dir}, RestPolicy::none);
   auto parsed = table.parse(arguments, process_environment());
   if (!parsed) {
@@ -43,7 +42,7 @@ int ctl_doctor(const Endpoint& endpoint, std::span<const std::string> arguments)
     return exit_code::kUsage;
   }
   if (parsed->flag("help")) {
-    fmt::print("{}", table.help());
+    print_output(table.help());
     return exit_code::kOk;
   }
   auto findings = doctor(parsed->text("log-dir"));
@@ -51,7 +50,11 @@ int ctl_doctor(const Endpoint& endpoint, std::span<const std::string> arguments)
   int code = exit_code::kOk;  // warnings included: a job would start
   for (const auto& finding : findings) {
     const bool error = finding.level == Finding::Level::error, warning = finding.level == Finding::Level::warning;
-    fmt::print("{:<8} {}: {}\n", error ? "error" : warning ? "warning" : "ok", finding.subject, finding.text);
+    print_output(fmt::format("{:<8} {}: {}\n",
+                             error     ? "error"
+                             : warning ? "warning"
+                                       : "ok",
+                             finding.subject, finding.text));
     if (error) code = exit_code::kPermanent;
   }
   return code;

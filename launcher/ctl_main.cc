@@ -44,24 +44,16 @@ Result<ParsedOptions> parse(const std::string& command, const std::string& synop
   const OptionTable table("ddpctl " + command, "ddpctl " + command + " " + synopsis, std::move(options),
                           RestPolicy::list);
   auto parsed = table.parse(arguments, process_environment());
-  if (parsed && parsed->flag("help")) fmt::print("{}", table.help());
+  if (parsed && parsed->flag("help")) print_output(table.help());
   return parsed;
 }
 
 OptionSpec flag(std::string name, std::string help) {
-  OptionSpec spec;
-  spec.name = std::move(name);
-  spec.kind = OptionKind::flag;
-  spec.help = std::move(help);
-  return spec;
+  return make_option(std::move(name), OptionKind::flag, "", "", std::move(help));
 }
 
 OptionSpec text(std::string name, std::string value, std::string help) {
-  OptionSpec spec;
-  spec.name = std::move(name);
-  spec.value_name = std::move(value);
-  spec.help = std::move(help);
-  return spec;
+  return make_option(std::move(name), OptionKind::text, "", std::move(value), std::move(help));
 }
 
 Result<rdzv::Reply> ask(const Endpoint& endpoint, const rdzv::OperatorMessage& message) {
@@ -90,7 +82,7 @@ int status(const Endpoint& endpoint, Arguments arguments) {
     if (!parsed->flag("watch") && !request.run_id.empty() && table == kNoJobs) {
       return complain(exit_code::kFailure, fmt::format("no job '{}' is known here", request.run_id));
     }
-    if (!parsed->flag("watch")) return fmt::print("{}", table), exit_code::kOk;
+    if (!parsed->flag("watch")) return print_output(table), exit_code::kOk;
     // Ages change all the time; they are no news.
     std::string stable = table;
     for (std::size_t at = stable.find(" ms ago"); at != std::string::npos; at = stable.find(" ms ago", at + 1)) {
@@ -98,8 +90,8 @@ int status(const Endpoint& endpoint, Arguments arguments) {
       while (begin > 0 && stable[begin - 1] >= '0' && stable[begin - 1] <= '9') stable[--begin] = '.';
     }
     if (stable.size() != shown.size() || stable != shown) {
-      fmt::print("{}\n", table);
-      std::fflush(stdout);
+      print_output(table + "\n");
+      if (std::fflush(stdout) != 0) return exit_code::kOk;  // nobody reads it; main() says so
       shown = std::move(stable);
     }
     std::this_thread::sleep_for(kWatchPeriod);
@@ -126,7 +118,7 @@ int command(const Endpoint& endpoint, const rdzv::OperatorMessage& message) {
   auto reply = ask(endpoint, message);
   if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
   if (!reply->ok) return complain(exit_code::kFailure, reply->text);
-  fmt::print("{}\n", reply->text);
+  print_output(reply->text + "\n");
   return exit_code::kOk;
 }
 
@@ -185,7 +177,7 @@ int flight(const Endpoint& endpoint, Arguments arguments) {
   // A node that does not answer, or a daemon that ends meanwhile, is no reason to keep back what others sent: the
   // silent node may be the one that all wait for.
   if ((reply && reply->ok) || !parts.empty()) {
-    fmt::print("{}", flight_text(parts, static_cast<std::size_t>(parsed->integer("last"))));
+    print_output(flight_text(parts, static_cast<std::size_t>(parsed->integer("last"))));
   }
   if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
   return reply->ok ? exit_code::kOk : complain(exit_code::kFailure, reply->text);
@@ -204,7 +196,7 @@ int roster(const Endpoint& endpoint, Arguments arguments) {
   auto reply = client->ask(request, kLimit, [&first](rdzv::ServerMessage message) {
     const auto* page = std::get_if<rdzv::Roster>(&message);
     if (page == nullptr) return;
-    fmt::print("{}", roster_text(*page, std::exchange(first, false)));
+    print_output(roster_text(*page, std::exchange(first, false)));
   });
   if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
   return reply->ok ? exit_code::kOk : complain(exit_code::kFailure, reply->text);
@@ -250,8 +242,8 @@ int run(int argc, char** argv) {
                           RestPolicy::script_args);
   auto parsed = table.parse(arguments, process_environment());
   if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
-  if (parsed->flag("help")) return fmt::print("{}{}", table.help(), commands_help()), exit_code::kOk;
-  if (parsed->flag("version")) return fmt::print("{}", version_text("ddpctl")), exit_code::kOk;
+  if (parsed->flag("help")) return print_output(table.help() + commands_help()), exit_code::kOk;
+  if (parsed->flag("version")) return print_output(version_text("ddpctl")), exit_code::kOk;
   if (parsed->rest().empty()) return complain(exit_code::kUsage, "no command given" + commands_help());
   for (const std::string& word : parsed->rest()) {
     if (word == "--") break;
@@ -277,5 +269,6 @@ int run(int argc, char** argv) {
 }  // namespace ddprun::launcher
 
 int main(int argc, char** argv) {
-  return ddprun::guarded_main("ddpctl", [argc, argv] { return ddprun::launcher::run(argc, argv); });
+  return ddprun::guarded_main(
+      "ddpctl", [argc, argv] { return ddprun::exit_code_after_output("ddpctl", ddprun::launcher::run(argc, argv)); });
 }

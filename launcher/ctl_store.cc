@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/exit_code.h"
+#include "common/standard_fds.h"
 #include "common/store_client.h"
 
 namespace ddprun::launcher {
@@ -109,8 +110,8 @@ json json_bytes(std::string_view bytes) {
 }
 
 void print(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fputc('\n', stdout);
+  print_output(text);
+  print_output("\n");
 }
 
 Result<void> run(StoreClient& store, const Request& request) {
@@ -196,7 +197,7 @@ int ctl_store(const Endpoint& endpoint, std::span<const std::string> arguments) 
   if (!request) return fail(request.error());
   if (request->help) {
     print(fmt::format("Usage: {}\n{}", kUsage, kHelp));
-    return std::fflush(stdout) == 0 ? exit_code::kOk : exit_code::kFailure;
+    return exit_code::kOk;
   }
   StoreClientOptions options;
   options.endpoint = endpoint;
@@ -205,7 +206,7 @@ int ctl_store(const Endpoint& endpoint, std::span<const std::string> arguments) 
   auto store = StoreClient::connect(options);
   if (!store) return fail(store.error());
   if (auto done = run(*store, *request); !done) return fail(done.error());
-  return std::fflush(stdout) == 0 ? exit_code::kOk : exit_code::kFailure;
+  return exit_code::kOk;
 }
 
 }  // namespace ddprun::launcher

@@ -87,11 +87,15 @@ int run(int argc, char** argv) {
   const auto environment = process_environment();
   auto parsed = table.parse(arguments, environment);
   if (!parsed) return usage_error(context.program_name, with_hint(std::move(parsed).error()));
-  if (parsed->flag("help")) return fmt::print("{}", table.help()), exit_code::kOk;
-  if (parsed->flag("version")) return fmt::print("{}", version_text(context.program_name)), exit_code::kOk;
-  if (parsed->flag("help-markdown")) return fmt::print("{}", table.markdown()), exit_code::kOk;
+  const auto show = [&context](const std::string& text) {
+    print_output(text);
+    return exit_code_after_output(context.program_name.c_str(), exit_code::kOk);
+  };
+  if (parsed->flag("help")) return show(table.help());
+  if (parsed->flag("version")) return show(version_text(context.program_name));
+  if (parsed->flag("help-markdown")) return show(table.markdown());
   if (parsed->given("print-completion")) {
-    return fmt::print("{}", completion_script(flavour, parsed->text("print-completion"))), exit_code::kOk;
+    return show(completion_script(flavour, parsed->text("print-completion")));
   }
   auto options = make_launch_options(*parsed, flavour, environment, host_facts());
   if (!options) return usage_error(context.program_name, options.error());

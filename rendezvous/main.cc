@@ -59,8 +59,10 @@ int run(int argc, char** argv) {
   const OptionTable& table = rendezvous_option_table();
   auto parsed = table.parse(arguments, process_environment());
   if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
-  if (parsed->flag("help")) return fmt::print("{}", table.help()), exit_code::kOk;
-  if (parsed->flag("version")) return fmt::print("{}", version_text("ddprun-rendezvous")), exit_code::kOk;
+  if (parsed->flag("help") || parsed->flag("version")) {
+    print_output(parsed->flag("help") ? table.help() : version_text("ddprun-rendezvous"));
+    return exit_code_after_output("ddprun-rendezvous", exit_code::kOk);
+  }
   auto options = make_rendezvous_options(*parsed);
   if (!options) return complain(exit_code::kUsage, options.error().message());
   log_init("ddprun-rendezvous", options->log_level);

@@ -69,4 +69,18 @@ TEST_F(Ddpctl, StoreHelp) {
   EXPECT_EQ(runner.run({"ddpctl", "store", "--hlep"}).code, 2);
 }
 
+// A help that nobody got is no success, whichever program prints it.
+TEST_F(Ddpctl, AndTheOthersTellOutputThatIsLost) {
+  for (const std::string& line :
+       {std::string("ddprun --help"), std::string("ddprun --version"), std::string("ddprun --help-markdown"),
+        std::string("ddprun --print-completion=bash"), std::string("ddprun-launch --help"),
+        std::string("ddprun-rendezvous --help"), std::string("ddprun-rendezvous --version"),
+        std::string("ddpctl --help"), std::string("ddpctl --version"), std::string("ddpctl status --help"),
+        std::string("ddpctl store --help"), std::string("ddpctl doctor --help")}) {
+    const auto lost = runner.run({"/bin/sh", "-c", DDPRUN_BINARY_DIR "/" + line + " > /dev/full"});
+    EXPECT_EQ(lost.code, 1) << line << "\n" << lost.err;
+    EXPECT_THAT(lost.err, HasSubstr(line.substr(0, line.find(' ')) + ": cannot write all of the output: ")) << line;
+  }
+}
+
 }  // namespace

@@ -5,13 +5,14 @@ import pathlib
 import resource
 import select
 import struct
+import subprocess
 import sys
 import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import rdzv_wire as wire  # noqa: E402
-from rdzv_support import LIMIT, RendezvousTest, free_port, hello, main, poll  # noqa: E402
+from rdzv_support import BIN, LIMIT, RendezvousTest, free_port, hello, main, poll  # noqa: E402
 from rdzv_wire import Peer, agent  # noqa: E402
 
 
@@ -180,6 +181,15 @@ class Operators(WithDaemon):
             self.assertEqual(kind, wire.REPLY)
             self.assertTrue(payload.endswith(b"}"), payload[-10:])
             self.assertGreater(len(payload), 6_000)
+
+    def test_watch_ends_when_nobody_reads_it(self):
+        reader, writer = os.pipe()
+        os.close(reader)
+        self.addCleanup(os.close, writer)
+        watch = subprocess.run([BIN / "ddpctl", "--rdzv-endpoint", self.endpoint, "status", "--watch"], stdout=writer,
+                               stderr=subprocess.PIPE, text=True, timeout=LIMIT, env=self.environment(), check=False)
+        self.assertEqual(watch.returncode, 1)
+        self.assertIn("ddpctl: cannot write all of the output: ", watch.stderr)
 
     def test_flight_records_wait_for_a_slow_operator(self):
         count, size = 48, 4 << 20  # more than the daemon may hold
