@@ -25,7 +25,7 @@ class Hosts:
     def __init__(self, count, number=0):
         self.base = f"dr{os.getpid() % 100000}x{number}"
         self.net = f"10.84.{number}"
-        self.count, self.down = count, set()
+        self.count = count
         self.hub = f"{self.base}h"
 
     @staticmethod
@@ -58,12 +58,18 @@ class Hosts:
         self._do("ip", "-n", self.hub, "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
         self._do("ip", "-n", self.hub, "link", "set", "br0", "up")
         for i in range(1, self.count + 1):
-            self._do("ip", "netns", "add", self.ns(i))
-            self._do("ip", "-n", self.hub, "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", self.ns(i))
-            self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "master", "br0", "up")
-            self._do("ip", "-n", self.ns(i), "link", "set", "lo", "up")
-            self._do("ip", "-n", self.ns(i), "addr", "add", f"{self.net}.{i}/24", "dev", "eth0")
-            self._do("ip", "-n", self.ns(i), "link", "set", "eth0", "up")
+            self._connect(i)
+
+    def _make(self, i):
+        self._do("ip", "netns", "add", self.ns(i))
+        self._do("ip", "-n", self.ns(i), "link", "set", "lo", "up")
+
+    def _connect(self, i):
+        self._make(i)
+        self._do("ip", "-n", self.hub, "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", self.ns(i))
+        self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "master", "br0", "up")
+        self._do("ip", "-n", self.ns(i), "addr", "add", f"{self.net}.{i}/24", "dev", "eth0")
+        self._do("ip", "-n", self.ns(i), "link", "set", "eth0", "up")
 
     def close(self):
         for name in [self.ns(i) for i in range(1, self.count + 1)] + [self.hub]:
@@ -116,12 +122,7 @@ class Hosts:
 
     def boot(self, i):
         self._do("ip", "netns", "del", self.ns(i))
-        self._do("ip", "netns", "add", self.ns(i))
-        self._do("ip", "-n", self.hub, "link", "add", f"v{i}", "type", "veth", "peer", "name", "eth0", "netns", self.ns(i))
-        self._do("ip", "-n", self.hub, "link", "set", f"v{i}", "master", "br0", "up")
-        self._do("ip", "-n", self.ns(i), "link", "set", "lo", "up")
-        self._do("ip", "-n", self.ns(i), "addr", "add", f"{self.net}.{i}/24", "dev", "eth0")
-        self._do("ip", "-n", self.ns(i), "link", "set", "eth0", "up")
+        self._connect(i)
 
 
 class LinkedHosts(Hosts):
@@ -146,8 +147,7 @@ class LinkedHosts(Hosts):
 
     def up(self):
         for i in range(1, self.count + 1):
-            self._do("ip", "netns", "add", self.ns(i))
-            self._do("ip", "-n", self.ns(i), "link", "set", "lo", "up")
+            self._make(i)
         hosts = [f"{self.ns(i)}={self.ip(i)}" for i in range(1, self.count + 1)]
         program = pathlib.Path(__file__).with_name("netns_link.py")
         self.link = subprocess.Popen([sys.executable, program, "eth0", str(self.seed), *hosts], text=True,
@@ -211,8 +211,7 @@ class LinkedHosts(Hosts):
 
     def boot(self, i):
         self._do("ip", "netns", "del", self.ns(i))
-        self._do("ip", "netns", "add", self.ns(i))
-        self._do("ip", "-n", self.ns(i), "link", "set", "lo", "up")
+        self._make(i)
         self._order(f"open {self.ip(i)} {self.ns(i)}")
         self.heal(i)
 

@@ -237,6 +237,15 @@ def hello(version=2, kind=1):
     return b"DDPRRDZV" + struct.pack("<HB", version, kind)
 
 
+def in_threads(work, width):
+    """Runs work() in so many threads and waits for all of them."""
+    threads = [threading.Thread(target=work) for _ in range(width)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def run_together(class_name, width):
     """All tests of a class, `width` at a time: they wait most of the time. Exit 77 when all were skipped."""
     cases = list(unittest.defaultTestLoader.loadTestsFromName(class_name, sys.modules["__main__"]))
@@ -256,11 +265,7 @@ def run_together(class_name, width):
             with lock:
                 results.append((bool(problems), bool(skipped)))
                 print(f"{case.id()} ({time.monotonic() - begin:.1f} s) ... {outcome}", file=sys.stderr)
-    threads = [threading.Thread(target=work) for _ in range(width)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, width)
     if not results or any(failed for failed, _ in results):
         sys.exit(1)
     sys.exit(77 if all(skipped for _, skipped in results) else 0)

@@ -13,7 +13,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 from rdzv_hosts import SLACK, T_LOST, OnLinkedHosts  # noqa: E402
-from rdzv_support import main  # noqa: E402
+from rdzv_support import in_threads, main  # noqa: E402
 
 _lock = threading.Lock()
 FAULTS = ["cut", "one way", "not heard", "kill agent", "term agent", "kill daemon", "crash", "fail", "heal", "pause",
@@ -131,11 +131,7 @@ class RandomSchedules(OnLinkedHosts):
                 case.seed = seed
                 outcome = case.run()
                 problems.extend(text for _, text in outcome.failures + outcome.errors + outcome.skipped)
-        threads = [threading.Thread(target=work) for _ in range(width)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, width)
         self.assertEqual(problems, [], "\n".join(problems))
         print(f"{count} schedules from seed {first}", file=sys.stderr)
 
