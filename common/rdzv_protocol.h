@@ -51,7 +51,7 @@
 //     72  Notice           server        u8 kind | text. News that changes nothing for the reader
 //     73  Registered       server        i64 round
 //    128  StatusRequest    operator      text run_id ("" = all)
-//    129  DrainRequest     operator      text run_id | text node (id or host) | text token
+//    129  DrainRequest     operator      text run_id | text node (id, host, address, group rank) | text token
 //    130  StopRequest      operator      text run_id | text token
 //    131  FlightQuery      operator      text run_id
 //    132  RosterRequest    operator      text run_id

@@ -113,8 +113,11 @@ asio::awaitable<void> AgentSession::run() {
         break;
       }
       read_limit = kOperatorLimit;
+      // One answer at a time: what nobody reads is not made, and no answer gets into the middle of another one. While
+      // an answer is collected the end of the connection is still seen, so the wait for it is here.
+      co_await collected();
+      if (closed_) break;
       handlers_.on_operator(*this, std::move(*message));
-      // One answer at a time: what nobody reads is not made, and no answer gets into the middle of another one.
       co_await all_written();
     }
   }
@@ -125,6 +128,18 @@ asio::awaitable<void> AgentSession::run() {
 asio::awaitable<void> AgentSession::all_written() {
   constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
   while (!closed_ && !writing_.empty()) co_await written_.async_wait(as_tuple);
+}
+
+asio::awaitable<void> AgentSession::collected() {
+  constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
+  while (!closed_ && collecting_) co_await written_.async_wait(as_tuple);
+}
+
+void AgentSession::collect() { collecting_ = true; }
+
+void AgentSession::end_collecting() {
+  collecting_ = false;
+  written_.cancel();
 }
 
 void AgentSession::send(const rdzv::ServerMessage& message) {
@@ -172,7 +187,7 @@ void AgentSession::write_next() {
                         // The reader sees the end too, but the kernel tells the reason only once.
                         self->gave_up_ = from_boost(error, "write").code() != Errc::peer_closed;
                         self->sources_.clear();
-                        self->written_.cancel();
+                        self->end_collecting();
                       }
                       if (self->closed_ || error) return;
                       self->write_next();

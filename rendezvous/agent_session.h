@@ -44,6 +44,9 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   void send(const rdzv::ServerMessage& message);
   // A long answer: its messages are made one by one, as fast as the peer reads them.
   void stream(Source source);
+  // An answer to an operator that comes piece by piece begins and ends: its next request waits for that.
+  void collect();
+  void end_collecting();
   std::size_t unsent() const { return queued_.size() + writing_.size(); }
   // Closes when what is queued is out, at the latest after a second.
   void close_after_sending();
@@ -72,6 +75,7 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   boost::asio::awaitable<Result<rdzv::Hello>> handshake();
   void write_next();
   boost::asio::awaitable<void> all_written();
+  boost::asio::awaitable<void> collected();
 
   boost::asio::ip::tcp::socket socket_;
   std::string already_read_;
@@ -80,10 +84,11 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   std::string peer_, own_address_;
   bool peer_is_loopback_ = false;
   bool is_operator_ = false;
+  bool collecting_ = false;
   std::string queued_, writing_;
   std::deque<Source> sources_;
   boost::asio::steady_timer stuck_;
-  boost::asio::steady_timer written_;  // never expires; cancelled when all is out, or no more can go out
+  boost::asio::steady_timer written_;  // never expires; cancelled when all is out or collected, or no more can go out
   bool gave_up_ = false;               // a write found that the peer is silent; the reader then sees a mere end
   bool closed_ = false, closing_ = false;
   std::string close_reason_;

@@ -181,6 +181,7 @@ void OperatorDesk::begin_flight(AgentSession& session, const std::string& run_id
   Flight& flight = flights_.try_emplace(id, io_).first->second;
   flight.asker = session.weak_from_this();
   flight.run_id = RunId(run_id);
+  session.collect();
   for (const NodeStatus& node : found->second.membership.status(SteadyClock::now()).nodes) {
     if (node.group_rank >= 0) flight.to_ask.push_back(Node{node.node_id, node.host, node.group_rank});
   }
@@ -286,7 +287,9 @@ void OperatorDesk::end_flight(std::uint64_t id) {
   const auto asker = found->second.asker.lock();
   const std::vector<std::string> silent = std::move(found->second.silent);
   flights_.erase(found);
-  if (asker) answer(*asker, silent.empty(), no_answer_from(silent));
+  if (!asker) return;
+  answer(*asker, silent.empty(), no_answer_from(silent));
+  asker->end_collecting();
 }
 
 void OperatorDesk::close() { flights_.clear(); }

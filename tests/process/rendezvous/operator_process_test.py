@@ -167,6 +167,23 @@ class Operators(WithDaemon):
         member.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", second) + wire.text(b"")))
         self.assertEqual(result().returncode, 0)
 
+    def test_no_answer_comes_between_flight_records(self):
+        first, second = self.members(2)
+        asker = self.keep(Peer(self.port, wire.OPERATOR).greeted())
+        query = wire.frame(wire.FLIGHT_QUERY, wire.text("job"))
+        asker.send(query + wire.frame(wire.STATUS_REQUEST, wire.text("job")) + query)
+
+        def give(peer):
+            peer.send(wire.frame(wire.FLIGHT_REPLY, struct.pack("<Q", self.flight_id(peer)) + wire.text(b"r")))
+        give(first)
+        self.idle()
+        for peer in (second, first, second):
+            give(peer)
+        answers = [asker.read() for _ in range(7)]
+        flight = [wire.FLIGHT_PART, wire.FLIGHT_PART, wire.REPLY]
+        self.assertEqual([kind for kind, _ in answers], [*flight, wire.REPLY, *flight])
+        self.assertTrue(answers[3][1].endswith(b"}"), answers[3][1][-10:])
+
     def test_requests_whose_answers_nobody_reads_cost_no_memory(self):
         count = 8_000
         self.members(30)
