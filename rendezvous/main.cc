@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
@@ -41,6 +43,16 @@ int code_of(const Error& error) {
   return error.code() == Errc::invalid_argument ? exit_code::kUsage : exit_code::kFailure;
 }
 
+// Clients of the store must not take all descriptors: an agent that cannot come back loses its workers. So some are
+// left, which agents share with what is not known yet.
+std::size_t clients_that_fit() {
+  constexpr std::size_t kLeft = 1024;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 0;
+  const auto all = static_cast<std::size_t>(limit.rlim_cur);
+  return all - std::min(all / 4, kLeft);
+}
+
 asio::awaitable<void> serve_until_signalled(asio::io_context& io, RendezvousServer& server,
                                             std::unique_ptr<MetricsServer>& metrics) {
   asio::signal_set signals(io, SIGTERM, SIGINT);
@@ -77,7 +89,7 @@ int run(int argc, char** argv) {
   ServerOptions server_options;
   server_options.token = options->token;
   server_options.store.max_store_bytes = options->max_store_bytes;
-  server_options.store.max_connections = options->max_connections;
+  server_options.store.max_connections = options->max_connections > 0 ? options->max_connections : clients_that_fit();
   if (!options->state_file.empty()) {
     auto state_file = StateFile::open(options->state_file);
     if (!state_file) {

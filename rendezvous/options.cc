@@ -32,7 +32,8 @@ OptionTable make_table() {
       make_option("state-file", OptionKind::text, "", "FILE",
                   "which jobs run, for the next daemon: it forms no second world of one that it cannot see"));
   options.push_back(integer("max-store-mib", "4096", 1, 1 << 20, "memory for store keys and values"));
-  options.push_back(integer("max-connections", "0", 0, 1e7, "store clients at once; 0 = as many as descriptors allow"));
+  options.push_back(
+      integer("max-connections", "0", 0, 1e7, "store clients at once; 0 = as descriptors allow, less some for agents"));
   OptionSpec level = make_option("log-level", OptionKind::choice, "info", "LEVEL", "our own messages");
   level.choices = {"debug", "info", "warning", "error"};
   level.env = "DDPRUN_LOG_LEVEL";

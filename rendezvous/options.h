@@ -20,7 +20,7 @@ struct RendezvousOptions {
   std::string token;                          // the text of --token-file
   std::string state_file;                     // "" = none
   std::size_t max_store_bytes = std::size_t{4} << 30;
-  std::size_t max_connections = 0;  // 0 = as many as descriptors allow
+  std::size_t max_connections = 0;  // 0 = as many as descriptors allow, less some for agents
   LogLevel log_level = LogLevel::info;
 };
 

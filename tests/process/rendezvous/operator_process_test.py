@@ -128,6 +128,25 @@ class Operators(WithDaemon):
         new.send(wire.frame(wire.HEARTBEAT, struct.pack("<QB", 7, 0)))
         self.assertEqual(new.read_until(wire.HEARTBEAT_ACK)[0], wire.HEARTBEAT_ACK)
 
+    def test_store_clients_leave_descriptors_for_agents(self):
+        port = free_port()
+        server = self.daemon(port, "small", prefix=("sh", "-c", 'ulimit -n 128; exec "$0" "$@"'))
+        validate = b"\0" + struct.pack("<I", 0x3C85F7CE)
+        for _ in range(150):
+            try:
+                self.keep(Peer(port, opening=validate))
+            except OSError:
+                pass  # refused before it had said what it is
+        poll("some clients are refused", lambda: "no room for another connection" in server.errors())
+
+        def comes_in():
+            try:
+                peer = self.keep(Peer(port)).greeted().send(wire.join("a"))
+                return peer.read_until(wire.ASSIGNMENT)[0] == wire.ASSIGNMENT
+            except (OSError, struct.error):  # closed
+                return False
+        poll("an agent comes in", comes_in)
+
     def test_roster_has_the_ranks(self):
         self.members(2)
         table = self.ctl(self.endpoint, "roster", "job").stdout.splitlines()
