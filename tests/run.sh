@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds the release preset and passes the whole test suite.
 #   tests/run.sh [ctest arguments, e.g. -R Membership or -L unit]
-# Last line: "N passed, N failed, N skipped". Tests that were skipped are listed; under CI=true the list must equal
-# tests/expected_skips.txt (lines may carry a reason after '#'), so that no test goes missing unnoticed.
+# Last line: "N passed, N failed, N skipped". Tests that were skipped are listed; under CI=true each must match a line of
+# tests/expected_skips.txt, so that no test goes missing unnoticed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tests/support/ctest_summary.sh
