@@ -36,7 +36,8 @@ class Hooks(InteropTest):
         shapes = ",".join("x".join(map(str, shape)) for shape in SHAPES)
         for kind in ("shm", "tcp"):
             run = subprocess.run([BUILD_DIR / "tests" / "hook_ranks", kind, hook, shapes, str(steps), self.dir],
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+                                 env=self.environment())
             self.assertEqual(run.returncode, 0, run.stdout)
         run = self.ddprun("--standalone", "--nproc-per-node=2", self.script("ddp_hooks.py"), hook, shapes, steps,
                           self.dir)
