@@ -49,4 +49,5 @@ for step in range(steps):
     results.append(numpy.concatenate([p.grad.numpy().reshape(-1) for p in model.parameters()]))
 if rank == 0:
     numpy.stack(results).astype("<f4").tofile(f"{folder}/torchs")
+del model, pieces  # no thread of the group outlives the interpreter (support.py: TORCHS_OWN_ABORT)
 dist.destroy_process_group()
