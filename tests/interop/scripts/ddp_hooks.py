@@ -1,5 +1,6 @@
 """Averages given gradients with DDP over Gloo and one of its comm hooks: ddp_hooks.py HOOK SHAPES STEPS FOLDER.
 Reads FOLDER/gradients.RANK (f32); rank 0 writes FOLDER/torchs."""
+import gc
 import sys
 
 import numpy
@@ -49,5 +50,7 @@ for step in range(steps):
     results.append(numpy.concatenate([p.grad.numpy().reshape(-1) for p in model.parameters()]))
 if rank == 0:
     numpy.stack(results).astype("<f4").tofile(f"{folder}/torchs")
-del model, pieces  # no thread of the group outlives the interpreter (support.py: TORCHS_OWN_ABORT)
+dist.barrier()
+del model, pieces
+gc.collect()  # so that no thread of the group outlives the interpreter (support.py: TORCHS_OWN_ABORT)
 dist.destroy_process_group()
