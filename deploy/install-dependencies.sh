@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what ddprun needs on Debian 12: the one list. Only what is missing is installed; nothing is removed.
-#   deploy/install-dependencies.sh [build] [data] [test] [lint]      default: build data
+#   deploy/install-dependencies.sh [build] [data] [test] [lint] [bench]      default: build data
 # CUDA, cuDNN and NCCL are not Debian packages: they are used where they are found, and the build works without them.
 set -euo pipefail
 
@@ -29,6 +29,9 @@ test_packages=(
   tmux                   # a terminal for the terminal tests
 )
 lint_packages=(clang-format clang clang-tidy libclang-rt-14-dev shellcheck)
+bench_packages=(
+  libopenmpi-dev openmpi-bin   # optional: what tests/bench/worker/collective_bench.py measures beside
+)
 
 [ $# -gt 0 ] || set -- build data
 wanted=()
@@ -38,7 +41,8 @@ for group in "$@"; do
     data) wanted+=("${data_packages[@]}") ;;
     test) wanted+=("${test_packages[@]}") ;;
     lint) wanted+=("${lint_packages[@]}") ;;
-    *) echo "install-dependencies: no such group '$group' (build, data, test, lint)" >&2; exit 2 ;;
+    bench) wanted+=("${bench_packages[@]}") ;;
+    *) echo "install-dependencies: no such group '$group' (build, data, test, lint, bench)" >&2; exit 2 ;;
   esac
 done
 
