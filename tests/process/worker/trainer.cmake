@@ -1,11 +1,9 @@
-ddprun_test(trainer_process_test process
-  SOURCES trainer_process_test.cc ../../support/surface_run.cc
-  LIBS ddprun_common nlohmann_json::nlohmann_json TIMEOUT 180)
-add_dependencies(trainer_process_test trainer ddprun)
-ddprun_test(trainer_hard_times_test process
-  SOURCES trainer_hard_times_test.cc ../../support/surface_run.cc
-  LIBS ddprun_common nlohmann_json::nlohmann_json TIMEOUT 240)
-add_dependencies(trainer_hard_times_test trainer ddprun)
+foreach(name trainer_process_test trainer_resume_test trainer_hard_times_test)
+  ddprun_test(${name} process
+    SOURCES ${name}.cc ../../support/surface_run.cc
+    LIBS ddprun_common nlohmann_json::nlohmann_json TIMEOUT 240)
+  add_dependencies(${name} trainer ddprun)
+endforeach()
 
 # For tests/interop/test_data.py.
 add_executable(dump_samples ${CMAKE_SOURCE_DIR}/tests/interop/dump_samples.cc)

@@ -1,4 +1,3 @@
-#include <dirent.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -55,39 +54,8 @@ class StuckFile {
   bool held_ = false;
 };
 
-struct Worker {
-  pid_t pid;
-  int rank;
-};
-
-// The trainers below a launcher.
-std::vector<Worker> workers_of(pid_t launcher) {
-  std::vector<Worker> found;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const int pid = std::atoi(entry.path().filename().c_str());
-    std::ifstream stat(entry.path() / "stat");
-    std::string line;
-    if (pid <= 0 || !std::getline(stat, line)) continue;
-    const std::size_t end = line.rfind(") ");
-    if (end == std::string::npos || line.find("(trainer)") == std::string::npos) continue;
-    if (std::atoi(line.c_str() + end + 4) != launcher) continue;
-    std::ifstream environ(entry.path() / "environ", std::ios::binary);
-    for (std::string variable; std::getline(environ, variable, '\0');) {
-      if (variable.rfind("RANK=", 0) == 0) found.push_back({pid, std::atoi(variable.c_str() + 5)});
-    }
-  }
-  return found;
-}
-
 class TrainerHardTimes : public ::testing::Test, public TrainerRunner {
  protected:
-  static int own_lines(const Finished& run) {
-    int count = 0;
-    std::istringstream in(run.err);
-    for (std::string line; std::getline(in, line);) count += line.rfind("trainer: ", 0) == 0 ? 1 : 0;
-    return count;
-  }
-
   // Four pictures in one class; rank 1 of 2 reads 2.png and 4.png.
   void use_pictures() {
     fs::create_directories(path("train/a"));
@@ -252,7 +220,7 @@ TEST_P(TrainerStopsOneRank, AllStopAfterTheSameStep) {
   set("checkpoint.dir", path("ck"));
   set("output.metrics", path("m.jsonl"));
   Running job = start(2);
-  for (int i = 0; i < 3000 && lines_of("m.jsonl") < 3; ++i) ::usleep(20000);
+  wait_for_lines("m.jsonl", 3);
   for (const Worker& worker : workers_of(job.pid())) {
     if (worker.rank != rank) continue;
     ASSERT_EQ(::kill(worker.pid, signal), 0);
@@ -283,7 +251,7 @@ TEST_F(TrainerHardTimes, Usr2SavesAndTheRunGoesOn) {
   set("output.indices", path("i"));  // a save is collective then: no rank may be a step ahead
   set("output.metrics", path("m.jsonl"));
   Running job = start(2);
-  for (int i = 0; i < 3000 && lines_of("m.jsonl") < 3; ++i) ::usleep(20000);
+  wait_for_lines("m.jsonl", 3);
   for (const Worker& worker : workers_of(job.pid())) {
     if (worker.rank == 1) {
       ASSERT_EQ(::kill(worker.pid, SIGUSR2), 0);
@@ -298,39 +266,6 @@ TEST_F(TrainerHardTimes, Usr2SavesAndTheRunGoesOn) {
     saved += entry.path().filename().string().rfind("step-", 0) == 0 ? 1 : 0;
   }
   EXPECT_EQ(saved, 2);  // the one asked for and the last
-}
-
-// `none` and a path say how a job begins. After a restart it goes on from what it has written itself; another job is
-// refused as ever.
-TEST_F(TrainerHardTimes, ARestartedJobGoesOnFromItsOwnCheckpoints) {
-  write_csv("data.csv", 60, 2);
-  set("data.batch_size", "1");
-  set("train.epochs", "1");
-  set("checkpoint.every_steps", "5");
-  set("train.max_steps", "7");
-  set("checkpoint.dir", path("first"));
-  ASSERT_EQ(run(2).code, 0);
-  set("train.max_steps", "0");
-  set("train.step_delay_ms", "20");
-  for (const std::string& resume : {std::string("none"), path("first")}) {
-    SCOPED_TRACE(resume);
-    const std::string folder = resume == "none" ? "none" : "path";
-    set("checkpoint.resume", resume);
-    set("checkpoint.dir", path(folder));
-    set("output.metrics", path(folder + ".jsonl"));
-    Running job = start(2, {"--max-restarts=1"});
-    for (int i = 0; i < 3000 && !fs::exists(path(folder + "/step-000000010")); ++i) ::usleep(20000);
-    const std::vector<Worker> workers = workers_of(job.pid());
-    ASSERT_FALSE(workers.empty());
-    ASSERT_EQ(::kill(workers.back().pid, SIGKILL), 0);
-    const Finished done = job.wait();
-    EXPECT_EQ(done.code, 0) << said(done);
-    EXPECT_THAT(done.out, HasSubstr("resumed from " + path(folder) + "/step-0000000"));
-    EXPECT_EQ(lines_of(folder + ".jsonl"), resume == "none" ? 30 : 30 - 7);
-    const Finished another = run(2);
-    EXPECT_EQ(another.code, 78) << said(another);
-    EXPECT_THAT(another.err, HasSubstr("already has checkpoints up to step 30"));
-  }
 }
 
 // Only the launcher is killed, while a checkpoint is being written: no worker is left, and what is on the disk is good.

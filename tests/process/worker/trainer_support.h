@@ -1,8 +1,14 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -11,6 +17,32 @@
 
 // Runs the trainer alone or under ddprun on small problems.
 namespace ddprun::testing {
+
+inline std::string said(const Finished& run) { return fmt::format("exit {}\n{}{}", run.code, run.out, run.err); }
+
+struct Worker {
+  pid_t pid;
+  int rank;
+};
+
+// The trainers below a launcher.
+inline std::vector<Worker> workers_of(pid_t launcher) {
+  std::vector<Worker> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const int pid = std::atoi(entry.path().filename().c_str());
+    std::ifstream stat(entry.path() / "stat");
+    std::string line;
+    if (pid <= 0 || !std::getline(stat, line)) continue;
+    const std::size_t end = line.rfind(") ");
+    if (end == std::string::npos || line.find("(trainer)") == std::string::npos) continue;
+    if (std::atoi(line.c_str() + end + 4) != launcher) continue;
+    std::ifstream environ(entry.path() / "environ", std::ios::binary);
+    for (std::string variable; std::getline(environ, variable, '\0');) {
+      if (variable.rfind("RANK=", 0) == 0) found.push_back({pid, std::atoi(variable.c_str() + 5)});
+    }
+  }
+  return found;
+}
 
 // "key.sub=value" lines become a YAML file. Defaults: linear model of zeros, mse, csv data, no shuffle.
 class TrainerRunner {
@@ -87,11 +119,38 @@ class TrainerRunner {
     return count;
   }
 
+  using Json = nlohmann::json;
+  Json json(const std::string& name) const { return Json::parse(read(name), nullptr, false); }
+  std::vector<Json> metrics(const std::string& name) const {
+    std::vector<Json> all;
+    std::istringstream in(read(name));
+    for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line, nullptr, false));
+    return all;
+  }
+  // step, epoch, loss, lr, scale, skipped: all but the speed.
+  std::string curve(const std::string& name) const {
+    std::string text;
+    for (Json line : metrics(name)) {
+      line.erase("samples_per_s");
+      text += line.dump() + "\n";
+    }
+    return text;
+  }
+  void wait_for_lines(const std::string& name, int count) const {
+    for (int i = 0; i < 3000 && lines_of(name) < count; ++i) ::usleep(20000);
+  }
+  static void expect_ok(const Finished& run) { ASSERT_EQ(run.code, 0) << said(run); }
+  // What the trainers said themselves; the launcher's report quotes it indented.
+  static int own_lines(const Finished& run) {
+    int count = 0;
+    std::istringstream in(run.err);
+    for (std::string line; std::getline(in, line);) count += line.rfind("trainer: ", 0) == 0 ? 1 : 0;
+    return count;
+  }
+
  private:
   ProgramRunner runner_;
   std::map<std::string, std::string> values_;
 };
-
-inline std::string said(const Finished& run) { return fmt::format("exit {}\n{}{}", run.code, run.out, run.err); }
 
 }  // namespace ddprun::testing
