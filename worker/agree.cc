@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "worker/ddp/sync_metrics.h"
 
@@ -36,6 +37,27 @@ Agreement agree(comm::Communicator& communicator, Result<void> mine) {
   if (!sent) return {std::move(sent), false};
   const std::string text(reinterpret_cast<const char*>(message.data() + 2), static_cast<std::size_t>(message[1]));
   return {Error(static_cast<Errc>(message[0]), fmt::format("rank {}: {}", teller, text)), true};
+}
+
+Result<std::string> text_of_rank_zero(comm::Communicator& communicator, const std::string& mine) {
+  auto size = static_cast<std::int64_t>(mine.size());
+  auto sent = communicator.broadcast(comm::Block{&size, 1, comm::DType::i64}, 0).wait();
+  if (!sent) return std::move(sent).error();
+  std::vector<std::int32_t> words((static_cast<std::size_t>(size) + 3) / 4);
+  if (communicator.rank() == 0) std::memcpy(words.data(), mine.data(), mine.size());
+  sent = communicator.broadcast(comm::Block{words.data(), words.size(), comm::DType::i32}, 0).wait();
+  if (!sent) return std::move(sent).error();
+  return std::string(reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(size));
+}
+
+Result<std::vector<std::int64_t>> numbers_of_all(comm::Communicator& communicator, std::int64_t mine) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(communicator.world_size()));
+  auto gathered =
+      communicator
+          .all_gather(comm::Block{&mine, 1, comm::DType::i64}, comm::Block{all.data(), all.size(), comm::DType::i64})
+          .wait();
+  if (!gathered) return std::move(gathered).error();
+  return all;
 }
 
 }  // namespace ddprun::trainer

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "common/result.h"
 #include "worker/comm/communicator.h"
 
@@ -14,5 +18,10 @@ struct Agreement {
 
 // Collective. Fails by itself only when the communicator does.
 Agreement agree(comm::Communicator& communicator, Result<void> mine);
+
+// Rank 0's text on every rank. Collective. Errors: the communicator's.
+Result<std::string> text_of_rank_zero(comm::Communicator& communicator, const std::string& mine);
+// Every rank's number, by rank. Collective. Errors: the communicator's.
+Result<std::vector<std::int64_t>> numbers_of_all(comm::Communicator& communicator, std::int64_t mine);
 
 }  // namespace ddprun::trainer

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "worker/agree.h"
 #include "worker/data/file_bytes.h"
 #include "worker/launcher_mark.h"
 #include "worker/weights.h"
@@ -142,24 +142,13 @@ Result<void> restore(Session& s) {
 }
 
 Result<void> share_state(Session& s) {
-  std::vector<std::int32_t> words;
-  std::int64_t head[2] = {0, s.resumed ? 1 : 0};
-  std::string text;
-  if (s.is_root()) {
-    text = checkpoint::to_json(s.state);
-    head[0] = static_cast<std::int64_t>(text.size());
-  }
-  auto sent = s.communicator->broadcast(comm::Block{head, 2, comm::DType::i64}, 0).wait();
-  if (!sent) return sent;
-  words.resize((static_cast<std::size_t>(head[0]) + 3) / 4);
-  if (s.is_root()) std::memcpy(words.data(), text.data(), text.size());
-  sent = s.communicator->broadcast(comm::Block{words.data(), words.size(), comm::DType::i32}, 0).wait();
-  if (!sent) return sent;
-  auto state = checkpoint::state_from_json(
-      std::string(reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(head[0])));
+  // The state's text, behind a mark of its own: was it read from a checkpoint?
+  auto text = text_of_rank_zero(*s.communicator, (s.resumed ? "1" : "0") + checkpoint::to_json(s.state));
+  if (!text) return std::move(text).error();
+  auto state = checkpoint::state_from_json(text->substr(1));
   if (!state) return std::move(state).error().with_context("state from rank 0");
   s.state = std::move(*state);
-  s.resumed = head[1] != 0;
+  s.resumed = text->front() == '1';
   if (s.resumed) {
     s.optimizer->set_steps(s.state.optimizer_steps);
     optim::GradScaler::State scaler = s.scaler.state();

@@ -4,10 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 #include <span>
 
+#include "worker/agree.h"
 #include "worker/checkpoint/crc32c.h"
 
 namespace ddprun::trainer {
@@ -53,17 +53,6 @@ Traits unpack(const std::string& text) {
   Traits traits;
   for (std::size_t i = 0; i + 1 < lines.size(); i += 2) traits.emplace_back(lines[i], lines[i + 1]);
   return traits;
-}
-
-Result<std::string> from_rank_zero(comm::Communicator& communicator, const std::string& mine) {
-  auto size = static_cast<std::int64_t>(mine.size());
-  auto sent = communicator.broadcast(comm::Block{&size, 1, comm::DType::i64}, 0).wait();
-  if (!sent) return std::move(sent).error();
-  std::vector<std::int32_t> words((static_cast<std::size_t>(size) + 3) / 4);
-  if (communicator.rank() == 0) std::memcpy(words.data(), mine.data(), mine.size());
-  sent = communicator.broadcast(comm::Block{words.data(), words.size(), comm::DType::i32}, 0).wait();
-  if (!sent) return std::move(sent).error();
-  return std::string(reinterpret_cast<const char*>(words.data()), static_cast<std::size_t>(size));
 }
 
 const char* given(const std::string& path) { return path.empty() ? "none" : "given"; }
@@ -126,7 +115,7 @@ Traits traits_of(const Session& s) {
 
 Result<void> same_as_rank_zero(comm::Communicator& communicator, const Traits& mine) {
   if (communicator.world_size() == 1) return {};
-  auto text = from_rank_zero(communicator, pack(mine));
+  auto text = text_of_rank_zero(communicator, pack(mine));
   if (!text) return std::move(text).error();
   const Traits theirs = unpack(*text);
   for (std::size_t i = 0; i < mine.size(); ++i) {
