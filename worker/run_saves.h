@@ -16,7 +16,7 @@ class RunSaves {
 
   // Starts a save of this step; waits for the one before. A save that failed is said and the run goes on: what was
   // saved before is still there, and the next save may find room again. Errors: the save before hangs; the device's.
-  Result<void> start() { return start(/*is_last=*/false); }
+  Result<void> start();
   // A save whose outcome matters, since the run ends with it: start() and finish().
   Result<void> last();
   // How the save in work ends, if this rank has one.
@@ -25,7 +25,6 @@ class RunSaves {
   std::int64_t started_at() const { return started_at_; }  // the step of the last save; -1: none yet
 
  private:
-  Result<void> start(bool is_last);
   Result<void> gather_index_bytes();
 
   Session& s_;

@@ -41,12 +41,21 @@ void lay_out(const char* name, const std::vector<TensorView>& tensors, Laid& lai
   for (const std::size_t i : laid.layout.order) laid.content.pieces.push_back(tensors[i].bytes);
 }
 
+// A save that failed: what can the run go on from? Looked up, since somebody may have removed the folder.
+Error add_what_is_there(const Error& why, const CheckpointDirectory& directory) {
+  const auto steps = directory.steps();
+  const std::string rest = !steps || steps->empty() ? std::string("there is none to go on from")
+                                                    : fmt::format("the one of step {} is there", steps->back());
+  return Error(why.code(), why.message() + "; " + rest);
+}
+
 }  // namespace
 
 WriteCheckpoint write_into(std::shared_ptr<const CheckpointDirectory> directory, std::int64_t keep) {
   return [directory = std::move(directory), keep](std::int64_t step, const std::vector<FileContent>& files) {
     auto written = directory->write(step, files);
-    if (written) directory->prune(keep);
+    if (!written) return Result<void>(add_what_is_there(std::move(written).error(), *directory));
+    directory->prune(keep);
     return written;
   };
 }

@@ -28,7 +28,8 @@ struct TensorShape {
 
 // Puts one checkpoint on the disk; called in the writer's thread.
 using WriteCheckpoint = std::function<Result<void>(std::int64_t step, const std::vector<FileContent>& files)>;
-// Into this folder; then all but the `keep` newest go. The function owns a share of the directory.
+// Into this folder; then all but the `keep` newest go. Errors end with the newest checkpoint that is there. The
+// function owns a share of the directory.
 WriteCheckpoint write_into(std::shared_ptr<const CheckpointDirectory> directory, std::int64_t keep);
 
 // Saves in a thread of its own: the caller copies its tensors into the snapshot and goes on. A disk may hang: no wait

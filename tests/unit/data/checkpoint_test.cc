@@ -191,6 +191,19 @@ TEST_F(Directory, KeepsTheNewest) {
   EXPECT_EQ(w, 7);
 }
 
+// Looked up by whoever writes: the disk that just failed may hang at the next question, and a save has a deadline.
+TEST_F(Directory, AFailedSaveTellsWhatIsThere) {
+  const auto fail = [this] {
+    auto directory = CheckpointDirectory::open(folder_ + "/ck");
+    const auto write = write_into(std::make_shared<const CheckpointDirectory>(std::move(*directory)), 9);
+    return write(5, {FileContent{"no-such-folder/file", {}}}).error().message();
+  };
+  EXPECT_THAT(fail(), ::testing::EndsWith("; there is none to go on from"));
+  save(1, 2, 9);
+  EXPECT_THAT(fail(), ::testing::EndsWith("; the one of step 2 is there"));
+  EXPECT_THAT(names(), ElementsAre(".lock", "latest", "step-000000001", "step-000000002"));
+}
+
 TEST_F(Directory, AStepMayBeSavedAgain) {
   save(1, 3, 3);
   save(3, 3, 3);
