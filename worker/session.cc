@@ -271,7 +271,7 @@ Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const
   if (done) done = s.together(same_as_rank_zero(*s.communicator, traits_of(s)));
   if (done) done = make_reducer(s);
   if (done) {
-    auto launchers = gather_launchers(*s.communicator, env);
+    auto launchers = gather_launchers(*s.communicator);
     if (launchers) s.launchers = std::move(*launchers);
     done = launchers ? Result<void>() : Result<void>(launchers.error());
   }

@@ -1,14 +1,12 @@
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "tests/support/free_port.h"
 
 // Real nodes (launchers on this host) with real workers: the way that make_communicator() finds through the store.
 namespace ddprun {
@@ -26,21 +24,9 @@ std::string run(const std::string& command) {
   return text + (status == 0 ? "" : "\nfailed\n");
 }
 
-std::string free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  EXPECT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(fd);
-  return std::to_string(ntohs(address.sin_port));
-}
-
 // Node i runs workers[i] workers of `trainer bench`; what node 0 printed, with the others' words on failure.
 std::string bench_on_nodes(const std::vector<int>& workers, const std::string& bench) {
-  const std::string bin = DDPRUN_BINARY_DIR, endpoint = "127.0.0.1:" + free_port();
+  const std::string bin = DDPRUN_BINARY_DIR, endpoint = "127.0.0.1:" + testing::free_port();
   std::vector<std::string> said(workers.size());
   std::vector<std::thread> nodes;
   for (std::size_t i = 0; i < workers.size(); ++i) {

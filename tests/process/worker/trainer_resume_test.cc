@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tests/process/worker/trainer_support.h"
+#include "tests/support/free_port.h"
 
 // Runs in parts: stopped, killed, restarted and begun again, in the same world or another.
 namespace ddprun::testing {
@@ -319,6 +320,55 @@ TEST_F(Trainer, ARestartedJobGoesOnFromItsOwnCheckpoints) {
     EXPECT_EQ(another.code, 78) << said(another);
     EXPECT_THAT(another.err, HasSubstr("already has checkpoints up to step 30"));
   }
+}
+
+// A script may stand between launcher and trainer: the job is still known.
+TEST_F(Trainer, AJobIsKnownBehindAScriptToo) {
+  write_csv("data.csv", 60, 2);
+  set("train.epochs", "1");
+  set("data.batch_size", "2");
+  set("checkpoint.resume", "none");
+  set("checkpoint.dir", path("ck"));
+  const std::string trainer = std::string(DDPRUN_BINARY_DIR) + "/trainer --config " + write_config();
+  const Finished done =
+      runner().run({"ddprun", "--standalone", "--nproc-per-node=2", "--max-restarts=1", "--no-python", "/bin/sh", "-c",
+                    fmt::format("if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then {0} --set train.max_steps=5; exit 1; fi\n"
+                                "{0}; exit $?",
+                                trainer)});
+  EXPECT_EQ(done.code, 0) << said(done);
+  EXPECT_THAT(done.out, HasSubstr("resumed from " + path("ck") + "/step-000000005"));
+  EXPECT_THAT(done.out, HasSubstr("finished after step 15"));
+}
+
+// `none` is how the job began: when a node joins, all go on from what was saved, whichever node has rank 0 now.
+TEST_F(Trainer, ANodeThatJoinsGoesOnUnderResumeNone) {
+  write_csv("data.csv", 300, 2);
+  set("data.batch_size", "1");
+  set("train.epochs", "1");
+  set("checkpoint.every_steps", "5");
+  set("checkpoint.resume", "none");
+  set("checkpoint.dir", path("ck"));
+  set("output.metrics", path("m.jsonl"));
+  const std::string endpoint = "--rdzv-endpoint=127.0.0.1:" + free_port();
+  // Alone it takes 30 s: time for the other to come.
+  const std::string trainer =
+      fmt::format("exec {}/trainer --config {} --set train.step_delay_ms=$((WORLD_SIZE == 1 ? 100 : 0))",
+                  DDPRUN_BINARY_DIR, write_config());
+  const auto node = [&] {
+    return runner().start({"ddprun", "--nnodes=1:2", "--rdzv-backend=c10d", endpoint, "--rdzv-id=joins",
+                           "--rdzv-conf=last_call_timeout=1", "--no-python", "/bin/sh", "-c", trainer});
+  };
+  Running first = node();
+  for (int i = 0; i < 3000 && !fs::exists(path("ck/step-000000010")); ++i) ::usleep(20000);
+  Running second = node();
+  const Finished one = first.wait();
+  const Finished two = second.wait();
+  EXPECT_EQ(one.code, 0) << said(one) << said(two);
+  EXPECT_EQ(two.code, 0) << said(one) << said(two);
+  EXPECT_THAT(one.out + two.out, HasSubstr("resumed from " + path("ck") + "/step-"));
+  EXPECT_THAT(one.out + two.out, HasSubstr("2 rank(s)"));
+  EXPECT_GT(lines_of("m.jsonl"), 150);
+  EXPECT_LT(lines_of("m.jsonl"), 300);
 }
 
 }  // namespace
