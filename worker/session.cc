@@ -250,6 +250,12 @@ Result<void> Session::together(Result<void> mine) {
   return std::move(agreement.result);
 }
 
+Error Session::fail_everywhere(const std::string& message) {
+  Error error(Errc::invalid_argument, message);
+  auto told = together(is_root() ? Result<void>(error) : Result<void>());
+  return told ? error : std::move(told).error();
+}
+
 Result<std::unique_ptr<Session>> open_session(const TrainerConfig& config, const WorkerEnv& env, const StopSignal& stop,
                                               bool& error_is_said) {
   auto session = std::make_unique<Session>();

@@ -62,6 +62,8 @@ struct Session {
   // Every rank's part of a phase is done: see agree(). On failure the rank that failed says so at once, and the others
   // stay until the launcher, which sees that one end, stops them: it shall see the cause before its consequences.
   Result<void> together(Result<void> mine);
+  // An error that every rank meets at once (gradients are equal): rank 0 says it. Collective.
+  Error fail_everywhere(const std::string& message);
 };
 
 // Collective: data, model, initial or resumed state, equal on all ranks afterwards.

@@ -18,13 +18,13 @@
 #include "worker/ddp/sync_metrics.h"
 #include "worker/evaluate.h"
 #include "worker/leak_check.h"
-#include "worker/optim/clip.h"
 #include "worker/pace.h"
 #include "worker/progress.h"
 #include "worker/run_error.h"
 #include "worker/run_outputs.h"
 #include "worker/run_saves.h"
 #include "worker/session.h"
+#include "worker/train_step.h"
 
 namespace ddprun::trainer {
 namespace {
@@ -43,37 +43,18 @@ class TrainLoop {
         outputs_(session),
         saves_(session, outputs_),
         slow_read_(session.rank(), std::min(kSlowRead, session.config.ddp.timeout / 2)),
-        batch_wait_(*session.communicator, *session.train_loader, session.config.ddp.timeout, slow_read_,
-                    [&stop] { return stop.requested() != 0; }),
+        step_(session, stop, outputs_, slow_read_),
         batch_(session.config.data.batch_size) {}
 
   Result<int> run();
 
  private:
-  struct StepResult {
-    double loss = 0;
-    std::int64_t samples = 0;  // of all ranks
-    bool skipped = false;
-    bool stop = false;  // a signal reached some rank
-    bool save = false;  // SIGUSR2 reached some rank
-    bool made = true;   // false: stopped before the step, since data did not come
-  };
-
   void plan_length();
   Result<void> open_files();
   void say_start();
   Result<void> run_epoch(bool& stopped);
-  Result<StepResult> step(std::int64_t samples_left);
-  Result<void> micro_batch(double weight, bool last, std::int64_t& samples);
-  double collect_losses();
-  Result<void> take_part_without_work(bool buffers_sent);
-  Error give_up(Error mine);
-  Error everywhere(const std::string& message);
-  Result<void> bad_loss(double own_loss);
-  void update(double mean_loss, StepResult& result);
   Result<void> after_step(const StepResult& result, double lr, double scale, TimePoint started);
   Result<void> save_if_due(bool asked);
-  Result<bool> batch_is_there(bool last);
   Result<void> end_epoch(bool& stopped);
   Result<bool> validate();
   Result<void> check_resources();
@@ -91,7 +72,6 @@ class TrainLoop {
     constexpr std::chrono::minutes kSpare{1};
     return std::max({kFileTimeout, s_.config.checkpoint.timeout + kSpare, s_.config.data.read_timeout + kSpare});
   }
-  std::int64_t samples_per_step() const { return batch_ * s_.config.train.accumulate; }  // of one rank
 
   Session& s_;
   StopSignal& stop_;
@@ -99,17 +79,11 @@ class TrainLoop {
   RunOutputs outputs_;
   RunSaves saves_;
   SlowRead slow_read_;
-  BatchWait batch_wait_;
+  TrainStep step_;
   const std::int64_t batch_;
-  bool others_wait_ = true;  // perhaps some rank's next batch is not there yet
   std::int64_t steps_per_epoch_ = 0;
   std::optional<Pace> pace_;
   std::int64_t step_in_epoch_ = 0;
-  struct MicroLoss {
-    engine::Kernels::PendingRead mean;
-    std::int64_t samples;
-  };
-  std::vector<MicroLoss> losses_;  // of the step in work; read at its end
   double validation_accuracy_ = -1;
   EvalCounts validation_;
   std::int64_t validated_at_ = -1;
@@ -123,9 +97,9 @@ class TrainLoop {
 
 void TrainLoop::plan_length() {
   const std::int64_t share = s_.sampler->samples_per_rank();
-  steps_per_epoch_ = (share + samples_per_step() - 1) / samples_per_step();
+  steps_per_epoch_ = (share + step_.samples_per_rank() - 1) / step_.samples_per_rank();
   const RunBounds bounds{s_.config.train.epochs, s_.config.train.max_steps, s_.config.schedule.total_steps};
-  const EpochShape here{samples_per_step() * s_.world_size(), steps_per_epoch_};
+  const EpochShape here{step_.samples_per_rank() * s_.world_size(), steps_per_epoch_};
   pace_.emplace(bounds, here, EpochShape{s_.state.schedule_batch, s_.state.schedule_epoch});
   s_.state.schedule_batch = pace_->begun().batch;
   s_.state.schedule_epoch = pace_->begun().steps;
@@ -180,219 +154,28 @@ Result<void> TrainLoop::run_epoch(bool& stopped) {
   auto left = static_cast<std::int64_t>(share.size());
   auto equal = ddp::check_equal(*s_.communicator, "samples left in the epoch", left);
   if (!equal) return equal;
-  const std::int64_t steps_left = (left + samples_per_step() - 1) / samples_per_step();
+  const std::int64_t steps_left = (left + step_.samples_per_rank() - 1) / step_.samples_per_rank();
   step_in_epoch_ = std::max<std::int64_t>(0, steps_per_epoch_ - steps_left);
   auto begun = s_.together(s_.train_loader->begin_epoch(s_.state.epoch, std::move(share)));
   if (!begun) return begun;
-  others_wait_ = true;
+  step_.begin_epoch();
   epoch_start_ = SteadyClock::now();
   epoch_samples_ = epoch_steps_ = epoch_skipped_ = 0;
   while (left > 0) {
     const TimePoint started = SteadyClock::now();
     const double lr = learning_rate();
     const double scale = s_.scaler.scale();
-    auto result = step(left);
+    auto result = step_.run(left, lr);
     if (!result) return std::move(result).error();
     stopped = result->stop;
     if (!result->made) return {};
-    left -= std::min(left, samples_per_step());
+    left -= std::min(left, step_.samples_per_rank());
     auto done = after_step(*result, lr, scale, started);
     if (!done) return done;
     if (stopped || at_end()) break;
     if (s_.config.train.step_delay.count() > 0) std::this_thread::sleep_for(s_.config.train.step_delay);
   }
   return left == 0 && !stopped ? end_epoch(stopped) : Result<void>();
-}
-
-// Sum over this step's samples. On a GPU this is the step's wait for its forward passes.
-double TrainLoop::collect_losses() {
-  double sum = 0;
-  for (const MicroLoss& loss : losses_) sum += s_.kernels->finish_read(loss.mean) * static_cast<double>(loss.samples);
-  losses_.clear();
-  return sum;
-}
-
-Result<void> TrainLoop::micro_batch(double weight, bool last, std::int64_t& samples) {
-  auto batch = s_.train_loader->next();
-  if (!batch) return std::move(batch).error();
-  CHECK(*batch != nullptr, "the loader has as many batches as the loop asks for");
-  const data::Batch& b = **batch;
-  auto planned = s_.plans->get(b.size, /*training=*/true);
-  if (!planned) return std::move(planned).error();
-  engine::Plan& plan = *(*planned)->plan;
-  const engine::Model& model = (*planned)->model;
-  auto loaded = plan.load(model.input, b.inputs);
-  if (loaded) loaded = plan.load(model.target, b.targets);
-  if (!loaded) {
-    return std::move(loaded).error().with_context(s_.train_data->name_of(b.indices.front()) +
-                                                  " and the batch after it");
-  }
-  engine::RandomKey key;
-  key.seed = s_.config.train.seed;
-  key.step = static_cast<std::uint64_t>(s_.state.step);
-  key.stream = static_cast<std::uint32_t>(samples / batch_ * s_.world_size() + s_.rank());
-  plan.forward(key);
-  losses_.push_back({plan.loss_later(), b.size});
-  engine::BackwardOptions options;
-  options.loss_scale = weight * s_.scaler.scale();
-  s_.reducer->begin(last ? ddp::Sync::now : ddp::Sync::later);
-  options.accumulate = s_.reducer->accumulate();
-  plan.backward(options, [this](engine::ParamId id) { s_.reducer->mark_ready(id.index); });
-  samples += b.size;
-  outputs_.use_samples(s_.state.epoch, b.indices);
-  return {};
-}
-
-// Waits until this rank's next batch is there and, before gradients are exchanged, every rank's. false: a stop signal
-// came while some rank had none, and no step is made.
-Result<bool> TrainLoop::batch_is_there(bool last) {
-  // With accumulation the ranks' batches of a step do not come at the same time: then they always meet.
-  const bool known = !others_wait_ && s_.config.train.accumulate == 1;
-  auto wait = batch_wait_.wait(!last ? Meet::later : known ? Meet::not_needed : Meet::now);
-  if (!wait) return std::move(wait).error();
-  if (wait->outcome == BatchOutcome::failed) {
-    auto ended = s_.together(std::move(wait->mine));
-    if (!ended) return std::move(ended).error();
-  }
-  return wait->outcome == BatchOutcome::ready;
-}
-
-// This rank cannot do a micro-batch before the step's last one: the others are, or soon will be, in a vote on their
-// batches.
-Error TrainLoop::give_up(Error mine) {
-  auto told = batch_wait_.give_up();
-  if (!told) return mine;  // explains more
-  auto ended = s_.together(mine);
-  return ended ? mine : std::move(ended).error();
-}
-
-// A rank that cannot do its part of the last micro-batch (an unreadable sample) still takes part in this step's
-// collectives, so that no other rank waits for it; the vote that follows tells them, and nobody uses the gradients.
-Result<void> TrainLoop::take_part_without_work(bool buffers_sent) {
-  if (!buffers_sent) {
-    auto sent = broadcast_buffers(s_);
-    if (!sent) return sent;
-  }
-  s_.reducer->begin(ddp::Sync::now);
-  for (const ddp::BucketView& view : s_.reducer->buckets()) {
-    for (const ddp::ParamId id : view.bucket->parameters) s_.reducer->mark_ready(id);
-  }
-  auto report = s_.reducer->finish();
-  if (!report) return std::move(report).error();
-  return {};
-}
-
-Result<TrainLoop::StepResult> TrainLoop::step(std::int64_t samples_left) {
-  const std::int64_t planned = std::min(samples_left, samples_per_step());
-  std::int64_t samples = 0;
-  losses_.clear();
-  outputs_.begin_step();
-  batch_wait_.begin_step();
-  Result<void> mine;
-  bool reduced = false;  // this step's gradients have been exchanged
-  bool buffers_sent = s_.config.ddp.sync_buffers != SyncBuffers::step;
-  while (samples < planned && mine) {
-    const std::int64_t size = std::min(batch_, planned - samples);
-    const bool last = samples + size == planned;
-    auto there = batch_is_there(last);
-    if (!there) return std::move(there).error();
-    if (!*there) return StepResult{.stop = true, .made = false};
-    if (last && s_.config.ddp.sync_buffers == SyncBuffers::step) {
-      auto sent = broadcast_buffers(s_);
-      if (!sent) return std::move(sent).error();
-      buffers_sent = true;
-    }
-    mine = micro_batch(static_cast<double>(size) / static_cast<double>(planned), last, samples);
-    if (!mine && !last) return give_up(std::move(mine).error());
-    if (!mine) break;
-    auto report = s_.reducer->finish();
-    if (!report) return std::move(report).error();
-    reduced = last;
-  }
-  const double loss_sum = collect_losses();
-  if (mine) mine = s_.kernels->status();  // a GPU's queued calls fail here
-  if (!mine && !reduced) {
-    auto done = take_part_without_work(buffers_sent);
-    if (!done) return std::move(mine).error();
-  }
-  const bool too_large = s_.config.train.memory_limit_mb > 0 &&
-                         resident_bytes() > s_.config.train.memory_limit_mb * std::int64_t{1'000'000};
-  if (too_large && mine) {
-    mine = Error(Errc::system,
-                 fmt::format("step {}: {:.0f} MB of resident memory, above train.memory_limit_mb {}", s_.state.step + 1,
-                             static_cast<double>(resident_bytes()) / 1e6, s_.config.train.memory_limit_mb));
-  }
-  // One small all-reduce carries all that the ranks must agree on: loss, stop signals, failures.
-  const auto next_batch = s_.train_loader->wait(std::chrono::milliseconds(0));
-  double vote[6] = {loss_sum,         static_cast<double>(samples),          stop_.requested() != 0 ? 1.0 : 0.0,
-                    mine ? 0.0 : 1.0, next_batch && *next_batch ? 0.0 : 1.0, stop_.take_save_request() ? 1.0 : 0.0};
-  auto voted = ddp::sync_metrics(*s_.communicator, vote, comm::Reduce::sum);
-  if (!voted) return mine ? std::move(voted).error() : std::move(mine).error();  // our own failure explains more
-  if (vote[3] > 0) {
-    auto ended = s_.together(std::move(mine));
-    if (!ended) return std::move(ended).error();
-  }
-  others_wait_ = vote[4] > 0;
-  StepResult result;
-  result.samples = static_cast<std::int64_t>(vote[1]);
-  result.loss = vote[0] / vote[1];
-  result.stop = vote[2] > 0;
-  result.save = vote[5] > 0;
-  if (!std::isfinite(result.loss) && !s_.config.precision.scale_loss && s_.config.train.on_nan == OnNan::stop) {
-    auto bad = bad_loss(loss_sum / static_cast<double>(samples));
-    if (!bad) return std::move(bad).error();
-  }
-  const optim::GradientSummary gradients = optim::summarise_gradients(*s_.store, s_.scaler.inverse());
-  result.skipped = gradients.found_inf || !std::isfinite(result.loss);
-  if (result.skipped && !s_.config.precision.scale_loss && s_.config.train.on_nan == OnNan::stop) {
-    return everywhere(
-        fmt::format("step {}: the gradient is not finite (loss {}). Lower optimizer.lr, set "
-                    "optimizer.clip_grad_norm, or use train.on_nan: skip",
-                    s_.state.step + 1, format_loss(result.loss)));
-  }
-  if (result.skipped && s_.config.precision.scale_loss && s_.scaler.scale() < 1e-6) {
-    return everywhere(fmt::format("step {}: gradients are not finite at a loss scale of {:.3g}: the run has diverged",
-                                  s_.state.step + 1, s_.scaler.scale()));
-  }
-  if (!result.skipped) {
-    optim::GradientFactors factors;
-    factors.unscale = s_.scaler.inverse();
-    factors.clip = optim::clip_factor(gradients.norm, s_.config.clip_grad_norm);
-    s_.optimizer->step(learning_rate(), factors);
-  }
-  if (s_.config.precision.scale_loss) s_.scaler.update(result.skipped);
-
-  checkpoint::TrainState& state = s_.state;
-  ++state.step;
-  state.cursor += planned * s_.world_size();
-  state.skipped_steps += result.skipped ? 1 : 0;
-  state.optimizer_steps = s_.optimizer->steps();
-  state.scale = static_cast<float>(s_.scaler.scale());
-  state.growth_tracker = s_.scaler.state().growth_tracker;
-  if (std::isfinite(result.loss)) {
-    state.epoch_loss_sum += vote[0];
-    state.epoch_loss_count += result.samples;
-  }
-  return result;
-}
-
-// An error that every rank meets at once, since gradients are equal: rank 0 says it.
-Error TrainLoop::everywhere(const std::string& message) {
-  Error error(Errc::invalid_argument, message);
-  auto told = s_.together(s_.is_root() ? Result<void>(error) : Result<void>());
-  return told ? error : std::move(told).error();
-}
-
-// All ranks know that the mean is not finite; whose loss was it?
-Result<void> TrainLoop::bad_loss(double own_loss) {
-  Result<void> mine;
-  if (!std::isfinite(own_loss)) {
-    mine = Error(Errc::invalid_argument,
-                 fmt::format("step {}: the loss of rank {} is {}. Lower optimizer.lr, set optimizer.clip_grad_norm, or "
-                             "use train.on_nan: skip",
-                             s_.state.step + 1, s_.rank(), format_loss(own_loss)));
-  }
-  return s_.together(std::move(mine));
 }
 
 Result<void> TrainLoop::after_step(const StepResult& result, double lr, double scale, TimePoint started) {
@@ -588,7 +371,7 @@ Result<int> TrainLoop::finish(bool stopped) {
                   "precision.init_scale gets there sooner",
                   s_.scaler.scale())
             : std::string("Lower optimizer.lr or look at the data; train.on_nan: stop names the rank");
-    return everywhere(
+    return s_.fail_everywhere(
         fmt::format("nothing was trained: all {} steps were skipped, since loss or gradient was not "
                     "finite. {}",
                     s_.state.step, advice));
