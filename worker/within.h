@@ -17,9 +17,9 @@
 
 namespace ddprun::trainer {
 
-// Does file work that may hang (a file server that is gone) in a thread and waits for it at most `limit`. A thread that
-// hangs is left behind: `work` must own all that it touches. Exceptions (no memory) become errors. Errors: those of
-// `work`; timed_out: "<what> did not answer within 600 s".
+// Does work that may hang (a file server that is gone, a GPU) in a thread and waits for it at most `limit`. A thread
+// that hangs is left behind: `work` must own all that it touches. Exceptions (no memory) become errors. Errors: those
+// of `work`; timed_out: "<what> did not answer within 600 s".
 template <typename T>
 Result<T> within(std::chrono::milliseconds limit, std::string_view what, std::function<Result<T>()> work) {
   struct Shared {

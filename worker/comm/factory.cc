@@ -198,6 +198,7 @@ Result<std::unique_ptr<Communicator>> add_nccl(const WorkerEnv& env, const CommO
   setup.device = &(*device)->api();
   setup.compute = (*device)->compute();
   setup.communication = (*device)->communication();
+  setup.device_number = (*device)->device();
   setup.rank = static_cast<int>(env.rank.value);
   setup.world_size = static_cast<int>(env.world_size);
   setup.timeout = options.timeout;

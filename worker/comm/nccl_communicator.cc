@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -13,6 +14,7 @@
 
 #include "common/log.h"
 #include "worker/comm/operation.h"
+#include "worker/within.h"
 
 namespace ddprun::comm {
 namespace {
@@ -186,21 +188,41 @@ class NcclCommunicator final : public Communicator {
     EventHandle ready = nullptr;                  // what compute has produced
     std::vector<EventHandle> idle_events;         // for reuse
     std::vector<std::pair<void*, void*>> memory;  // and NCCL's handle of it
+    std::mutex freeing;                           // hangs, and what gives back
+    bool hangs = false;                           // a call that gives back did not return
 
-    // The first error counts. The other ranks hear of it through `host`: NCCL would leave them waiting.
+    // The first error counts. The other ranks hear of it through `host`, before anything here waits for the device:
+    // NCCL would leave them waiting.
     Error fail(const Error& error) {
       Error first = error;
+      NcclComm ended = nullptr;
       {
         std::lock_guard lock(mutex);
         if (!failure.has_value()) failure = error;
         first = *failure;
-        if (comm != nullptr) {
-          (void)setup.nccl->abort(comm);  // ends kernels that wait for others; frees it
-          comm = nullptr;
-        }
+        ended = std::exchange(comm, nullptr);
       }
       if (host != nullptr) host->abort(first.message());
+      // Ends kernels that wait for others, and frees it.
+      if (ended != nullptr) give_back("ncclCommAbort", [ended](NcclApi& nccl) { return nccl.abort(ended); });
       return first;
+    }
+
+    // What gives something back waits for the device, on one that hangs for ever. Then that thread is left behind, and
+    // nothing more is given back: it goes with the process, whose message must not wait for it.
+    void give_back(const std::string& call, const std::function<int(NcclApi&)>& act) {
+      std::lock_guard lock(freeing);
+      if (hangs) return;
+      const auto work = [nccl = setup.nccl, device = setup.device, number = setup.device_number, act]() -> Result<int> {
+        (void)device->set_device(number);  // each thread begins on device 0
+        return act(*nccl);
+      };
+      if (trainer::within<int>(setup.last_patience, call, work)) return;
+      hangs = true;
+      log_warning(
+          "NCCL on rank {}: {} did not return within {} s: the GPU or its driver hangs; what this process holds "
+          "of it goes with the process",
+          setup.rank, call, std::chrono::duration<double>(setup.last_patience).count());
     }
 
     std::optional<Error> failed() {
@@ -371,17 +393,28 @@ class NcclCommunicator final : public Communicator {
 
     void close() {
       if (!failed()) (void)drain();
+      const auto held = std::exchange(memory, {});
       if (comm != nullptr) {
-        for (auto& [place, handle] : memory) (void)setup.nccl->deregister(comm, handle);
+        give_back("ncclCommDeregister", [c = comm, held](NcclApi& nccl) {
+          for (const auto& [place, handle] : held) (void)nccl.deregister(c, handle);
+          return NcclApi::kSuccess;
+        });
         // In good order if the others do the same; they may be gone.
         Result<void> ended =
             settle("ncclCommFinalize", setup.nccl->finalize(comm), SteadyClock::now() + kFinalizePatience);
-        std::lock_guard lock(mutex);
-        if (ended && comm != nullptr) (void)setup.nccl->destroy(comm);
-        comm = nullptr;
+        NcclComm last = nullptr;
+        {
+          std::lock_guard lock(mutex);
+          last = std::exchange(comm, nullptr);
+        }
+        if (ended && last != nullptr) {
+          give_back("ncclCommDestroy", [last](NcclApi& nccl) { return nccl.destroy(last); });
+        }
       }
-      for (auto& [place, handle] : memory) (void)setup.nccl->free(place);
-      memory.clear();
+      give_back("ncclMemFree", [held](NcclApi& nccl) {
+        for (const auto& [place, handle] : held) (void)nccl.free(place);
+        return NcclApi::kSuccess;
+      });
       for (EventHandle event : idle_events) (void)setup.device->destroy_event(event);
       idle_events.clear();
       if (ready != nullptr) (void)setup.device->destroy_event(std::exchange(ready, nullptr));

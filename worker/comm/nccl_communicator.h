@@ -18,10 +18,12 @@ struct NcclSetup {
   cuda::DeviceApi* device = nullptr;
   cuda::StreamHandle compute = nullptr;        // produced and will consume the data
   cuda::StreamHandle communication = nullptr;  // NCCL runs here
+  int device_number = 0;                       // of the process: set in each thread that calls NCCL
   int rank = 0;
   int world_size = 1;
   std::chrono::milliseconds timeout{30'000};
-  std::shared_ptr<FlightWriter> recorder;  // may be null
+  std::chrono::milliseconds last_patience{10'000};  // for each call that gives something back, see below
+  std::shared_ptr<FlightWriter> recorder;           // may be null
 };
 
 // The root of a communicator is rank 0: it makes the id and sets `key`; then the ranks meet on `host`, and the others
@@ -36,7 +38,9 @@ Error nccl_error(NcclApi& nccl, NcclComm comm, int rank, const std::string& call
 // Collectives on device memory by NCCL. Host memory and barriers go through `host`, which also tells of dead peers
 // while NCCL would wait, and who is missing (or in another collective) when NCCL has not ended by the deadline.
 // Initialisation, every call and every wait are polled against a deadline; on expiry NCCL's communicator is aborted.
-// What fails on one rank aborts `host` too: NCCL would leave the others waiting.
+// What fails on one rank aborts `host` too: NCCL would leave the others waiting. NCCL's abort and its frees have no
+// deadline of their own on a GPU that hangs: one that does not return is left behind, with a warning, and all that is
+// left then goes with the process. `nccl` and `device` must live as long.
 Result<std::unique_ptr<Communicator>> make_nccl_communicator(const NcclSetup& setup, const NcclUniqueId& id,
                                                              std::unique_ptr<QueuedCommunicator> host,
                                                              TimePoint deadline);

@@ -27,16 +27,20 @@ using testing::FakeNccl;
 class Nccl : public ::testing::Test {
  protected:
   Result<std::unique_ptr<Communicator>> make(std::chrono::milliseconds patience = std::chrono::seconds(20)) {
+    NcclSetup setup = setup_of(nccl);
+    setup.timeout = patience;
+    return make_nccl_communicator(setup, NcclUniqueId{}, host(), SteadyClock::now() + patience);
+  }
+  NcclSetup setup_of(NcclApi& api) {
     NcclSetup setup;
-    setup.nccl = &nccl;
+    setup.nccl = &api;
     setup.device = &device;
     setup.compute = FakeDevice::kCompute;
     setup.communication = FakeDevice::kCommunication;
-    setup.timeout = patience;
-    return make_nccl_communicator(
-        setup, NcclUniqueId{},
-        std::make_unique<QueuedCommunicator>(make_self_transport(), QueuedCommunicator::Options{}),
-        SteadyClock::now() + patience);
+    return setup;
+  }
+  static std::unique_ptr<QueuedCommunicator> host() {
+    return std::make_unique<QueuedCommunicator>(make_self_transport(), QueuedCommunicator::Options{});
   }
   std::unique_ptr<Communicator> made() {
     auto c = make();
@@ -215,14 +219,8 @@ class SlowNccl final : public FakeNccl {
 
 TEST_F(Nccl, AbortFromAnotherThreadFreesNothingInsideACall) {
   SlowNccl slow(log);
-  NcclSetup setup;
-  setup.nccl = &slow;
-  setup.device = &device;
-  setup.compute = FakeDevice::kCompute;
-  setup.communication = FakeDevice::kCommunication;
-  auto c = make_nccl_communicator(
-      setup, NcclUniqueId{}, std::make_unique<QueuedCommunicator>(make_self_transport(), QueuedCommunicator::Options{}),
-      SteadyClock::now() + std::chrono::seconds(20));
+  auto c =
+      make_nccl_communicator(setup_of(slow), NcclUniqueId{}, host(), SteadyClock::now() + std::chrono::seconds(20));
   ASSERT_TRUE(c) << c.error().message();
   const Block block = device_block(**c, 8);
   std::thread other([&] {
@@ -236,6 +234,80 @@ TEST_F(Nccl, AbortFromAnotherThreadFreesNothingInsideACall) {
   Result<void> ended = work.wait();
   (void)ended;  // the device had done its part or not: both are right
   EXPECT_THAT((*c)->all_reduce(block, Reduce::sum).wait().error().message(), HasSubstr("enough"));
+}
+
+// Its abort or its free waits for a device that hangs, until it is let go.
+class HangingNccl final : public FakeNccl {
+ public:
+  HangingNccl(testing::NcclLog& log, std::string call) : FakeNccl(log), call_(std::move(call)) {}
+  int abort(NcclComm comm) override {
+    return hang("abort", [&] { return FakeNccl::abort(comm); });
+  }
+  int free(void* memory) override {
+    return hang("free", [&] { return FakeNccl::free(memory); });
+  }
+  void let_go() {
+    go_ = true;
+    while (inside_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::atomic<int> begun{0};
+
+ private:
+  template <typename Rest>
+  int hang(const std::string& call, Rest rest) {
+    if (call != call_) return rest();
+    inside_ = true;
+    ++begun;
+    while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const int status = rest();
+    inside_ = false;
+    return status;
+  }
+  std::string call_;
+  std::atomic<bool> go_{false}, inside_{false};
+};
+
+// The message must not wait for the GPU, and the other ranks must have heard before.
+TEST_F(Nccl, AbortOnAGpuThatHangsIsLeftBehindWithAllThatItHolds) {
+  HangingNccl hanging(log, "abort");
+  auto way = host();
+  QueuedCommunicator& others = *way;
+  NcclSetup setup = setup_of(hanging);
+  setup.last_patience = std::chrono::milliseconds(50);
+  auto c = make_nccl_communicator(setup, NcclUniqueId{}, std::move(way), SteadyClock::now() + setup.timeout);
+  ASSERT_TRUE(c) << c.error().message();
+  const Block block = device_block(**c, 8);
+  log.stuck = true;
+  bool heard_before = false;
+  std::thread other([&] {
+    while (hanging.begun == 0) std::this_thread::yield();
+    heard_before = others.news().has_value();
+  });
+  {
+    Work work = (*c)->all_reduce(block, Reduce::sum);
+    Result<void> ok = work.wait_until(SteadyClock::now() + std::chrono::milliseconds(30));
+    ASSERT_FALSE(ok);
+    EXPECT_THAT(ok.error().message(), HasSubstr("timed out in all_reduce #0 of 8 f32"));
+    other.join();
+    EXPECT_TRUE(heard_before);
+  }
+  c->reset();
+  EXPECT_EQ(hanging.begun, 1);
+  EXPECT_THAT(log.calls, ::testing::Not(::testing::Contains("free")));
+  hanging.let_go();
+  for (const void* memory : log.device_memory) std::free(const_cast<void*>(memory));
+}
+
+TEST_F(Nccl, FreeOnAGpuThatHangsIsLeftBehind) {
+  HangingNccl hanging(log, "free");
+  NcclSetup setup = setup_of(hanging);
+  setup.last_patience = std::chrono::milliseconds(50);
+  auto c = make_nccl_communicator(setup, NcclUniqueId{}, host(), SteadyClock::now() + setup.timeout);
+  ASSERT_TRUE(c) << c.error().message();
+  device_block(**c, 8);
+  c->reset();
+  EXPECT_EQ(hanging.begun, 1);
+  hanging.let_go();
 }
 
 TEST_F(Nccl, RebuiltAfterAnAbort) {
