@@ -402,7 +402,10 @@ static int run_training(const TrainerConfig& config, const WorkerEnv& env, StopS
   Reporter reporter(/*quiet=*/!s.is_root());
   TrainLoop loop(s, stop, reporter);
   auto code = loop.run();
-  if (!code) return fail(code.error(), s.error_is_said);
+  if (!code) {
+    if (s.device != nullptr) s.device->be_brief();
+    return fail(code.error(), s.error_is_said);
+  }
   return *code;
 }
 

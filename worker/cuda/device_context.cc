@@ -79,13 +79,8 @@ Result<void> DeviceContext::create_streams() {
 }
 
 DeviceContext::~DeviceContext() {
-  // Work that is queued may still use the memory. After a failure or on a device that hangs nothing can be waited for.
-  patience_ = std::min(patience_, kLastPatience);
-  if (status_ && reached_) {
-    if (copy_) ok("cudaEventRecord", api_.record_event(reached_, copy_)) && wait(reached_, "the last copies");
-    if (compute_) wait_for_compute("the last kernels");
-  }
-  if (hangs()) return;
+  be_brief();
+  if (!comes_to_rest()) return;
   for (Slot& slot : slots_) {
     if (slot.pinned) api_.free_host(slot.pinned);
     if (slot.arrived) api_.destroy_event(slot.arrived);
@@ -101,6 +96,18 @@ DeviceContext::~DeviceContext() {
   for (StreamHandle stream : {compute_, copy_, communication_}) {
     if (stream) api_.destroy_stream(stream);
   }
+}
+
+void DeviceContext::be_brief() { patience_ = std::min(patience_, kLastPatience); }
+
+bool DeviceContext::comes_to_rest() {
+  const std::pair<StreamHandle, std::string_view> streams[] = {
+      {copy_, "the last copies"}, {compute_, "the last kernels"}, {communication_, "the last collectives"}};
+  for (const auto& [stream, what] : streams) {
+    if (!status_) break;
+    if (stream && reached_ && ok("cudaEventRecord", api_.record_event(reached_, stream))) wait(reached_, what);
+  }
+  return !hangs();
 }
 
 bool DeviceContext::note(std::string_view library, std::string_view call, int status, std::string_view text) {
@@ -187,7 +194,7 @@ void DeviceContext::release(void* memory) {
   if (found == allocations_.end()) return;
   allocated_ -= found->second.size;
   allocations_.erase(found);
-  if (hangs()) return;
+  if (!comes_to_rest()) return;
   ok("cudaFree", api_.free(memory));
 }
 
@@ -196,6 +203,7 @@ bool DeviceContext::grow(Slot& slot, std::size_t size_bytes) {
   if (slot.used && !wait(slot.taken, "the kernels that take an earlier batch")) return false;
   if (slot.size >= size_bytes) return true;
   if (slot.pinned) {
+    if (!comes_to_rest()) return false;
     ok("cudaFreeHost", api_.free_host(slot.pinned));
     pinned_ -= slot.size;
   }

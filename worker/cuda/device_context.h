@@ -45,11 +45,14 @@ class DeviceContext {
 
   // Of every wait below. A step of the largest models takes seconds: more than that is a device that hangs.
   void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
+  // From now on memory only goes back, and what has not ended soon never does: waits take a few seconds at most.
+  void be_brief();
 
   // Zeroed on the compute stream. Null when there is not enough: status() then says how much was wanted for what, what
   // is held and by whom, and the remedies.
   void* allocate(std::size_t size_bytes, std::string_view purpose);
-  // Does nothing on a device that hangs(): freeing waits for the device.
+  // Behind all work so far, which is waited for: CUDA would do so too, but without a deadline. Does nothing on a device
+  // that hangs().
   void release(void* memory);
   std::size_t allocated_bytes() const { return allocated_; }  // device memory, the slots of upload() included
   std::size_t pinned_bytes() const { return pinned_; }        // page-locked host memory
@@ -77,7 +80,10 @@ class DeviceContext {
   const Result<void>& status() const { return status_; }
   // A wait ran out of time. Then nothing is freed any more: CUDA, cuBLAS and cuDNN wait for the device when they give
   // back memory or a handle, without a deadline. The memory goes with the process.
+  // Not known while nobody has waited: see comes_to_rest().
   bool hangs() const { return !status_ && status_.error().code() == Errc::timed_out; }
+  // Waits for all streams; after a failure nothing can be waited for. False: the device hangs(), give nothing back.
+  bool comes_to_rest();
 
  private:
   // A piece of a batch on its way: page-locked and device memory, and when the kernels have taken it.

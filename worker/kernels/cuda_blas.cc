@@ -45,7 +45,7 @@ Blas::Blas(cuda::DeviceContext& context, DType type, bool tf32) : context_(conte
 
 Blas::~Blas() {
   products_.clear();
-  if (context_.hangs()) return;
+  if (!context_.comes_to_rest()) return;
   if (blas_) cublasDestroy(blas_);
   if (lt_) cublasLtDestroy(lt_);
   if (workspace_) context_.release(workspace_);

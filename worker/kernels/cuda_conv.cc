@@ -52,7 +52,7 @@ Convolutions::Convolutions(cuda::DeviceContext& context, DType type, bool tf32)
 
 Convolutions::~Convolutions() {
   convolutions_.clear();
-  if (handle_ && !context_.hangs()) cudnnDestroy(handle_);
+  if (handle_ && context_.comes_to_rest()) cudnnDestroy(handle_);
 }
 
 bool Convolutions::ok(const char* call, int status) {

@@ -85,10 +85,13 @@ class FakeDevice final : public DeviceApi {
     return 0;
   }
   int destroy_event(EventHandle) override { return 0; }
-  int record_event(EventHandle, StreamHandle stream) override { return step("record on " + name(stream)); }
+  int record_event(EventHandle, StreamHandle stream) override {
+    recorded_on = stream;
+    return step("record on " + name(stream));
+  }
   int wait_event(StreamHandle stream, EventHandle) override { return step(name(stream) + " waits"); }
   int query_event(EventHandle) override {
-    if (stuck) return kNotReady;
+    if (stuck && (stuck_stream == nullptr || stuck_stream == recorded_on)) return kNotReady;
     if (busy > 0) return --busy, kNotReady;
     return step("query_event");
   }
@@ -109,8 +112,9 @@ class FakeDevice final : public DeviceApi {
   std::string device_name(int) override { return "fake"; }
 
   int owner = 0;
-  bool stuck = false;  // events do not happen
-  int busy = 0;        // queries until the next event has happened
+  bool stuck = false;                   // events do not happen
+  StreamHandle stuck_stream = nullptr;  // only those of this stream
+  int busy = 0;                         // queries until the next event has happened
   int launch_error = 0;
   std::map<void*, std::size_t> live;
   std::set<void*> pinned;
@@ -132,6 +136,7 @@ class FakeDevice final : public DeviceApi {
     }
   }
   std::uintptr_t streams = 0, events = 0;
+  StreamHandle recorded_on = nullptr;
   std::size_t used = 0;
 };
 
@@ -261,6 +266,19 @@ TEST(DeviceContext, NothingIsFreedOnADeviceThatHangs) {
     context->allocate(64, "x");
     context->set_patience(std::chrono::milliseconds(20));
     device.stuck = true;
+  }
+  EXPECT_THAT(device.calls, Not(Contains("free")));
+  device.calls.clear();
+  device.stuck = false;
+  {  // seen by the first that gives memory back, in whatever stream it is
+    auto context = std::move(DeviceContext::open(device, 4, 1)).value();
+    void* memory = context->allocate(64, "x");
+    context->set_patience(std::chrono::milliseconds(20));
+    device.stuck = true;
+    device.stuck_stream = context->communication();
+    context->release(memory);
+    EXPECT_TRUE(context->hangs());
+    EXPECT_THAT(context->status().error().message(), HasSubstr("did not get to the last collectives"));
   }
   EXPECT_THAT(device.calls, Not(Contains("free")));
 }

@@ -333,6 +333,19 @@ TEST(EmulatedDevice, ATrialOnADeviceThatHangsEndsWithoutWaitingForIt) {
   emulated::replace_device();
 }
 
+// The same where nobody waits before it ends: the first that gives something back finds out.
+TEST(EmulatedDevice, ATrialOnADeviceThatHangsUnseenEndsWithoutWaitingForIt) {
+  {
+    Device device;
+    Trial trial(small_models()[2], device.kernels());
+    trial.forward();
+    device.context->set_patience(std::chrono::milliseconds(20));
+    conduct().stuck = true;
+    trial.plan->forward();
+  }
+  emulated::replace_device();
+}
+
 TEST(EmulatedDevice, OutOfMemoryNamesPartsAndRemedies) {
   conduct().device_bytes = std::size_t{40} << 20;  // 32 MiB of it are cuBLAS's workspace
   Device device(2);
