@@ -212,11 +212,13 @@ Result<ShmSetup> join_once(std::string_view published, const ShmPlace& place, Ti
     return Error(Errc::malformed, fmt::format("store key {} holds no address of shared memory", place.key));
   }
   std::memcpy(address.sun_path, name->data(), name->size());
-  UniqueFd connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  // Not blocking: connect() waits without a deadline where too many have connected and nobody accepts them.
+  UniqueFd connection(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!connection) return Error::from_errno(errno, "cannot make the shared-memory socket");
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name->size());
   if (::connect(connection.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
-    return Error(Errc::refused, std::string("nobody listens there: ") + std::strerror(errno));
+    return Error(Errc::refused, errno == EAGAIN ? "it accepts no connections"
+                                                : std::string("nobody listens there: ") + std::strerror(errno));
   }
   auto pidfd = own_pidfd();
   if (!pidfd) return pidfd.error();

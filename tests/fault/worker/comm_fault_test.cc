@@ -4,11 +4,14 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 #include <optional>
 #include <random>
@@ -19,6 +22,7 @@
 
 #include "common/tcp.h"
 #include "tests/support/comm_ranks.h"
+#include "worker/comm/handshake.h"
 #include "worker/comm/shm_bootstrap.h"
 #include "worker/comm/tcp_ring.h"
 
@@ -382,6 +386,33 @@ TEST(CommConnect, WrongNumberOfLocalRanksIsAnError) {
     return made ? "no error" : made.error().message();
   });
   EXPECT_THAT(outcomes[0].text, HasSubstr("rank 1 says it is local rank 1 of 3, but rank 0 is local rank 0 of 2"));
+}
+
+// Local rank 0 hangs behind its socket, and others have filled its queue: connect() would wait without a deadline.
+TEST(CommConnect, SocketThatNobodyAcceptsFromIsNamedAtTheDeadline) {
+  const auto outcomes = testing::run_ranks(1, [](RankContext& context) -> std::string {
+    UniqueFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    auto* where = reinterpret_cast<sockaddr*>(&address);
+    socklen_t length = sizeof address;
+    RANK_CHECK(::bind(listener.get(), where, sizeof(sa_family_t)) == 0 && ::listen(listener.get(), 0) == 0);
+    RANK_CHECK(::getsockname(listener.get(), where, &length) == 0);
+    std::vector<UniqueFd> others;
+    do {
+      others.emplace_back(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    } while (::connect(others.back().get(), where, length) == 0);
+    RANK_CHECK(errno == EAGAIN);
+    const std::string name(address.sun_path, length - offsetof(sockaddr_un, sun_path));
+    RANK_OK(context.store->set("k", to_hex(name) + " " + std::string(32, 'a')));
+    ShmPlace place;
+    place.key = "k";
+    place.rank = place.local_rank = 1;
+    place.local_size = 2;
+    auto made = connect_shm(*context.store, place, SteadyClock::now() + std::chrono::milliseconds(300));
+    return made ? "no error" : made.error().message();
+  });
+  EXPECT_THAT(outcomes[0].text, HasSubstr("rank 1 cannot reach local rank 0 of its host: it accepts no connections"));
 }
 
 TEST(CommConnect, OldAddressInTheStoreIsPassedOver) {
