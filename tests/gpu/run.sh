@@ -39,22 +39,22 @@ skip() { # skip NAME REASON
   skipped=$((skipped + 1))
   row "$(printf '%-52s skipped: %s' "$1" "$2")"
 }
-# check NAME SECONDS COMMAND...: the command's output is kept in $work/log. A test program that skips its tests has not
-# passed. Returns what the command returned, 1 for skipped tests.
+# check NAME SECONDS COMMAND...: the command's output is kept in $work/log. A test program that skips its tests or finds
+# none has not passed. Returns what the command returned, 1 for such a program.
 check() {
   local name=$1 limit=$2 begun=$SECONDS code
   shift 2
   echo "--- $name"
   timeout -k 10 "$limit" "$@" >"$work/log" 2>&1 </dev/null
   code=$?
-  if [ "$code" -eq 0 ] && grep -q '\[  SKIPPED \]' "$work/log"; then code=1; fi
+  if [ "$code" -eq 0 ] && grep -qE '\[  SKIPPED \]|\[  PASSED  \] 0 tests' "$work/log"; then code=1; fi
   if [ "$code" -eq 0 ]; then
     passed=$((passed + 1))
     row "$(printf '%-52s ok      %4d s' "$name" $((SECONDS - begun)))"
   else
     failed=$((failed + 1))
     row "$(printf '%-52s FAILED  (exit %d%s)' "$name" "$code" "$([ "$code" -eq 124 ] && echo ", over $limit s")")"
-    grep -E 'FAILED|SKIPPED|Failure|rror' "$work/log" | head -n 20
+    grep -E 'FAILED|SKIPPED| 0 tests|Failure|rror' "$work/log" | head -n 20
     tail -n 20 "$work/log"
   fi
   return "$code"
@@ -141,12 +141,15 @@ train() {
     --set log.file="$work/train.log" "${arguments[@]}" || return 1
   rate=$(values samples_per_s metrics.jsonl | awk '{ v[NR] = $1 } END { for (i = int(NR / 2) + 1; i <= NR; i++) print v[i] }' |
     sort -g | awk '{ v[NR] = $1 } END { print (NR > 0 ? v[int((NR + 1) / 2)] : 0) }')
+  awk -v r="$rate" 'BEGIN { exit !(r > 0) }' || check "$name: samples/s in its metrics" 10 false
 }
 
-# The numbers of the first steps on both sides, f32.
+# The losses of the first steps on both sides, f32: as many, and numbers (null is none).
 compare() {
-  [ -s "$work/gpu.jsonl" ] && paste <(values loss gpu.jsonl) <(values loss metrics.jsonl) |
-    awk '{ d = $1 - $2; if (d < 0) d = -d; if (!(d <= 2e-3 * ($2 + 1))) bad = 1; print $1, $2 } END { exit bad }'
+  paste <(values loss gpu.jsonl) <(values loss metrics.jsonl) | awk '
+    { d = $1 - $2; if (d < 0) d = -d; if (!(d <= 2e-3 * ($2 + 1))) bad = 1; print $1, $2 }
+    NF != 2 || $1 !~ /^[0-9.]/ || $2 !~ /^[0-9.]/ { bad = 1 }
+    END { exit bad || NR == 0 }'
 }
 export -f compare values
 export work
@@ -215,6 +218,7 @@ if [ "$gpus" -gt 1 ]; then
     "launch $gpus trainer bench all-reduce --backend nccl --sweep 1MiB:$bench_last --factor 4"; then
     cat "$work/log"
     ours=$(grep -E '^ +[0-9]+ ' "$work/log" | tail -n 1 | awk '{ print $7 }')
+    [ -n "$ours" ] || check "busbw in that table" 10 false
     row "    busbw $ours GB/s at $bench_last"
     if command -v all_reduce_perf >/dev/null; then
       if check "the same by nccl-tests" 120 all_reduce_perf -b 1M -e "${bench_last%iB}" -f 4 -g "$gpus"; then

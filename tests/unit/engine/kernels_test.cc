@@ -158,6 +158,10 @@ class KernelParity : public ::testing::TestWithParam<Backend> {
     return memory(k, k.prepare(desc));
   }
   void TearDown() override {
+    if (k_ != nullptr) {
+      const auto status = k_->status();
+      EXPECT_TRUE(status) << status.error().message();
+    }
     for (auto& [k, m] : owned_) k->release(m);
   }
 
