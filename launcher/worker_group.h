@@ -27,6 +27,8 @@
 
 namespace ddprun::launcher {
 
+class AttemptStdio;
+
 // Everything that one round's workers need; worker i gets env[i].
 struct WorkerSpec {
   // Executable, arguments, whole environment. The group fills in standard input, output and error, and puts
@@ -142,22 +144,20 @@ class WorkerGroup {
   enum class Drain { no, wanted, helpers, output, told };
 
   Result<void> start_all(std::vector<WorkerSpec> specs);
-  Result<void> start_one(WorkerSpec spec, const AttemptFolder& folder, const class AttemptStdio& attempt);
-  Result<void> give_recorder(Worker& worker, SpawnSpec& process);
+  Result<void> start_one(WorkerSpec spec, const AttemptFolder& folder, const AttemptStdio& attempt);
+  void give_recorder(Worker& worker, SpawnSpec& process);
   void watch(const std::shared_ptr<Worker>& worker);
   void look_at(const std::shared_ptr<Worker>& worker);
   void take_exit(Worker& worker, const ExitStatus& status, bool left_behind);
-  void judge_memory(Worker& worker);
+  void judge_memory(Worker& worker, const siginfo_t& info);
   void leave_behind(Worker& worker);
   void end_now();
   void send(Worker& worker, int signal, SignalScope scope);
 
-  void sweep();
-  void swept();
+  SweeperOptions sweeper_options();
   void finish_output(Worker& worker);
   void output_ended(OutputHub::Ended ended);
   void advance();
-  void tell_drained();
 
   void reap_orphans();
   void wait_for_child_signal();
@@ -182,6 +182,7 @@ class WorkerGroup {
   Drain drain_ = Drain::told;
   bool hurried_ = false;
   bool left_some_behind_ = false;
+  bool said_no_recorder_ = false;
   std::shared_ptr<const bool> alive_token_ = std::make_shared<const bool>(true);  // handlers look whether we are gone
 };
 
