@@ -247,7 +247,7 @@ TEST(WorkerGroup, AStoppedWorkerHearsTheStopSignal) {
   ASSERT_TRUE(group->start(harness.workers("trap 'exit 5' TERM; : >$T/up0; while :; do sleep 0.01; done", 1)));
   ASSERT_TRUE(eventually([&] { return ::access((harness.folder / "up0").c_str(), F_OK) == 0; }));
   const pid_t pid = group->group().pids().at(0);
-  ::kill(-pid, SIGSTOP);
+  ::kill(pid, SIGSTOP);
   ASSERT_TRUE(eventually([&] { return read_process_stat("/proc", pid)->state == 'T'; }));
   run(harness.io, stop_when_ready(*group, harness.folder / "up", 1, seconds(600)));
   EXPECT_EQ(group->group().exits().at(0).status.code, 5);
