@@ -25,6 +25,13 @@ struct JobOutcome {
   std::string reason;  // one sentence for stderr; "" on success
   std::optional<FailureRecord> root_cause;
   std::vector<FailureRecord> failures;  // of the whole job, by the rendezvous's clock, root cause included
+  std::vector<std::string> notes;       // what else of this node belongs to the last word, a sentence each
 };
+
+JobOutcome outcome_of(JobOutcome::Kind kind, int exit_code, std::string reason);
+
+// ddprun's exit code for a job that this failure ended: the worker's own, 128 + its signal. Not 75: that says that every
+// worker saved its state, and such a job has not failed.
+int exit_code_for(const FailureRecord& root_cause);
 
 }  // namespace ddprun::launcher
