@@ -6,19 +6,16 @@
 #include <unistd.h>
 
 #include <array>
-#include <boost/asio/ip/tcp.hpp>
 
 #include "common/exit_code.h"
 #include "common/log.h"
-#include "common/tcp.h"
 #include "launcher/agent_impl.h"
 
-// Hosting, connecting, joining; the round itself is in agent_round.cc.
+// Connecting and joining; the round itself is in agent_round.cc.
 namespace ddprun::launcher {
 namespace {
 
 constexpr milliseconds kFlush{1'000};
-constexpr milliseconds kDrain{10'000};
 constexpr milliseconds kRefusedRetry{1'000};
 
 std::string random_id() {
@@ -37,8 +34,6 @@ std::string host_name() {
 
 }  // namespace
 
-bool is_loopback_name(const std::string& host) { return host == "localhost" || is_loopback(host); }
-
 JobOutcome outcome_of(JobOutcome::Kind kind, int code, std::string reason) {
   JobOutcome outcome;
   outcome.kind = kind;
@@ -48,7 +43,7 @@ JobOutcome outcome_of(JobOutcome::Kind kind, int code, std::string reason) {
 }
 
 asio::awaitable<JobOutcome> Agent::Impl::run() {
-  auto prepared = co_await prepare();
+  auto prepared = co_await hosting.prepare();
   if (!prepared) {
     co_return outcome_of(JobOutcome::Kind::cannot_start, exit_code::kFailure, prepared.error().message());
   }
@@ -56,9 +51,8 @@ asio::awaitable<JobOutcome> Agent::Impl::run() {
   JobOutcome outcome = co_await live();
   co_await client->close(kFlush);
   const bool all_know = outcome.kind != JobOutcome::Kind::signalled && outcome.kind != JobOutcome::Kind::cannot_start;
-  if (host && all_know) co_await host->drain(options.run_id, std::min(options.times.close_timeout, kDrain));
-  store.reset();
-  host.reset();
+  if (all_know) co_await hosting.drain();
+  hosting.close();
   group.reset();
   client.reset();
   co_return outcome;
@@ -92,79 +86,9 @@ asio::awaitable<std::optional<Event>> Agent::Impl::next(TimePoint until) {
   co_return event;
 }
 
-// --- who hosts
-
-asio::awaitable<Result<void>> Agent::Impl::prepare() {
-  endpoint = options.endpoint;
-  if (endpoint.host == "localhost") endpoint.host = "127.0.0.1";
-  if (options.standalone) {
-    endpoint.host = "127.0.0.1";
-    auto hosted = host_on(endpoint.host, options.endpoint.port);
-    co_return hosted;
-  }
-  if (options.backend == RendezvousBackend::static_ranks) {
-    if (options.node_rank.value_or(0) != 0) co_return Result<void>();
-    // The name may be a service's that is no address of this host, so any address will do.
-    auto hosted = host_on(is_loopback_name(endpoint.host) ? endpoint.host : "", endpoint.port);
-    if (!hosted) co_return std::move(hosted).error().with_context("--node-rank=0 serves " + endpoint.to_string());
-    co_return Result<void>();
-  }
-  if (options.is_host.value_or(false)) {
-    auto hosted = host_on(is_loopback_name(endpoint.host) ? endpoint.host : "", endpoint.port);
-    if (!hosted) co_return std::move(hosted).error().with_context("--rdzv-conf is_host=1");
-    co_return Result<void>();
-  }
-  if (!options.is_host.has_value()) co_await try_to_host();
-  co_return Result<void>();
-}
-
-asio::awaitable<void> Agent::Impl::try_to_host() {
-  boost::system::error_code ec;
-  asio::ip::make_address(endpoint.host, ec);
-  if (!ec) {
-    auto hosted = host_on(endpoint.host, endpoint.port);
-    if (!hosted) log_debug("not the host of {}: {}", endpoint.to_string(), hosted.error().message());
-    co_return;
-  }
-  asio::ip::tcp::resolver resolver(io);
-  std::string name = endpoint.host;
-  std::string service = std::to_string(endpoint.port);
-  const auto [error, found] = co_await resolver.async_resolve(name, service, kAsTuple);
-  if (error) co_return;  // the client tells
-  for (const auto& entry : found) {
-    ListenOptions probe;
-    probe.address = entry.endpoint().address().to_string();
-    auto bound = tcp_listen(probe);  // any port: is this address ours?
-    if (!bound) continue;
-    bound->fd.reset();
-    // Other hosts may know the name by another address of ours (127.0.1.1 in Debian's hosts file).
-    auto hosted = host_on("", endpoint.port);
-    if (!hosted) log_debug("not the host of {}: {}", endpoint.to_string(), hosted.error().message());
-    co_return;
-  }
-}
-
-Result<void> Agent::Impl::host_on(const std::string& address, std::uint16_t port) {
-  ListenOptions listen;
-  listen.address = address == "localhost" ? "127.0.0.1" : address;
-  listen.port = port;
-  listen.first_port = options.first_port;
-  listen.last_port = options.last_port;
-  auto bound = tcp_listen(listen);
-  if (!bound) return std::move(bound).error();
-  auto made = services.host_rendezvous(io, std::move(*bound));
-  if (!made) return std::move(made).error();
-  host = std::move(*made);
-  endpoint.port = host->port();
-  client_endpoint = endpoint;
-  if (address.empty()) client_endpoint->host = "127.0.0.1";
-  log_info("hosting the rendezvous endpoint={}", endpoint.to_string());
-  return Result<void>();
-}
-
 void Agent::Impl::start_client() {
   ClientOptions client_options;
-  client_options.endpoint = client_endpoint.value_or(endpoint);
+  client_options.endpoint = hosting.client_endpoint();
   client_options.read_timeout = options.times.read_timeout;
   rdzv::NodeInfo& node = client_options.node;
   node.run_id = options.run_id;
@@ -218,33 +142,9 @@ asio::awaitable<JobOutcome> Agent::Impl::live() {
   }
 }
 
-Result<std::uint16_t> Agent::Impl::bind_store() {
-  if (is_static()) return std::uint16_t{0};
-  if (store && options.master_port) {  // the same port is kept over restarts
-    store->hold();
-    return store->port();
-  }
-  store.reset();
-  ListenOptions listen;
-  if (loopback_job()) listen.address = endpoint.host;
-  listen.port = options.master_port.value_or(0);
-  listen.first_port = options.first_port;
-  listen.last_port = options.last_port;
-  auto bound = tcp_listen(listen);
-  if (!bound && options.master_port && options.nnodes_max > 1) {
-    log_warning("--master-port={} cannot be used here ({}): another port is chosen", *options.master_port,
-                bound.error().message());
-    listen.port = 0;
-    bound = tcp_listen(listen);
-  }
-  if (!bound) return std::move(bound).error().with_context("the workers' store");
-  listener = std::move(*bound);
-  return listener->port;
-}
-
 asio::awaitable<std::variant<rdzv::Assignment, JobOutcome>> Agent::Impl::join(Round last_round) {
   const TimePoint begin = SteadyClock::now();
-  auto port = bind_store();
+  auto port = hosting.bind_store();
   if (!port) co_return outcome_of(JobOutcome::Kind::cannot_start, exit_code::kFailure, port.error().message());
   client->join(last_round, *port);
   std::optional<TimePoint> again_at;
@@ -270,19 +170,16 @@ asio::awaitable<std::variant<rdzv::Assignment, JobOutcome>> Agent::Impl::join(Ro
     if (auto* hopeless = std::get_if<Hopeless>(&*event)) {
       co_return outcome_of(JobOutcome::Kind::unavailable, exit_code::kUnavailable, "rendezvous: " + hopeless->why);
     }
-    if (std::holds_alternative<NobodyThere>(*event) && !host && !is_static() && !options.is_host.has_value()) {
-      co_await try_to_host();
-      if (client_endpoint) client->set_endpoint(*client_endpoint);
+    if (std::holds_alternative<NobodyThere>(*event)) {
+      co_await hosting.try_to_host();
+      if (hosting.hosting()) client->set_endpoint(hosting.client_endpoint());
       continue;
     }
     auto* message = std::get_if<rdzv::ServerMessage>(&*event);
     if (message == nullptr) continue;
     if (auto* assignment = std::get_if<rdzv::Assignment>(message)) {
       if (assignment->round <= last_round) continue;
-      if (is_static()) {
-        assignment->master = endpoint;
-        if (!is_literal(endpoint.host)) assignment->master.host = client->server_address();
-      }
+      assignment->master = hosting.master(*assignment, client->server_address());
       log_info(
           "rendezvous complete round={} group_rank={} group_world_size={} world_size={} restart_count={} took_ms={}",
           assignment->round.value, assignment->group_rank.value, assignment->group_world_size, assignment->world_size,
@@ -312,17 +209,11 @@ asio::awaitable<std::variant<rdzv::Assignment, JobOutcome>> Agent::Impl::join(Ro
   }
 }
 
-bool Agent::Impl::is_literal(const std::string& host) {
-  boost::system::error_code ec;
-  asio::ip::make_address(host, ec);
-  return !ec;
-}
-
 JobOutcome Agent::Impl::unreachable() const {
   const auto limit = std::chrono::duration_cast<std::chrono::seconds>(options.times.join_timeout).count();
   return outcome_of(JobOutcome::Kind::unavailable, exit_code::kUnavailable,
                     fmt::format("rendezvous timed out after {} s: nobody serves {}: {} (--rdzv-conf join_timeout)",
-                                limit, endpoint.to_string(), client->last_problem()));
+                                limit, hosting.endpoint().to_string(), client->last_problem()));
 }
 
 JobOutcome Agent::Impl::signalled(int signal) {

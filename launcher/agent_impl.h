@@ -15,10 +15,11 @@
 #include "common/rdzv_protocol.h"
 #include "common/task_group.h"
 #include "launcher/agent.h"
+#include "launcher/hosting.h"
 #include "launcher/rendezvous_client.h"
 #include "launcher/restart_policy.h"
 
-// The inside of Agent, for agent.cc (hosting, joining) and agent_round.cc (one round) only.
+// The inside of Agent, for agent.cc (connecting, joining) and agent_round.cc (one round) only.
 namespace ddprun::launcher {
 
 namespace asio = boost::asio;
@@ -42,7 +43,6 @@ struct Hopeless {
 };
 using Event = std::variant<rdzv::ServerMessage, WorkerExit, Stopped, LeaseExpired, NobodyThere, StopRequest, Hopeless>;
 
-bool is_loopback_name(const std::string& host);
 JobOutcome outcome_of(JobOutcome::Kind kind, int code, std::string reason);
 
 class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
@@ -50,38 +50,27 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
   Impl(asio::io_context& context, AgentOptions o, Services s, AgentHooks h)
       : io(context),
         options(std::move(o)),
-        services(std::move(s)),
         hooks(std::move(h)),
+        hosting(context, options, std::move(s)),
         wake(context),
         tasks(context.get_executor()) {}
   asio::awaitable<JobOutcome> run();
   void stop(int signal);
   void forward(int signal);
 
-  std::string endpoint_text() const { return endpoint.to_string(); }
+  std::string endpoint_text() const { return hosting.endpoint().to_string(); }
 
  private:
   // --- events
   void push(Event event);
   asio::awaitable<std::optional<Event>> next(TimePoint until);
 
-  // --- who hosts
-  asio::awaitable<Result<void>> prepare();
-  // Whoever can bind the endpoint hosts it; names are not compared.
-  asio::awaitable<void> try_to_host();
-  // `address` "": any. On success our client connects to ourselves.
-  Result<void> host_on(const std::string& address, std::uint16_t port);
   void start_client();
 
   // --- rounds
   asio::awaitable<JobOutcome> live();
 
-  bool loopback_job() const { return options.standalone || is_loopback_name(options.endpoint.host); }
-  bool is_static() const { return options.backend == RendezvousBackend::static_ranks; }
-  // The listener of the round's worker store, bound before Join so that its port is sure.
-  Result<std::uint16_t> bind_store();
   asio::awaitable<std::variant<rdzv::Assignment, JobOutcome>> join(Round last_round);
-  static bool is_literal(const std::string& host);
   JobOutcome unreachable() const;
   static JobOutcome signalled(int signal);
   static JobOutcome ended_well(const rdzv::Finished& finished, const char* how);
@@ -112,7 +101,6 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
     bool operators_wish = false;       // ddpctl stopped the job or drained this node: its outcome is in `verdict`
   };
   asio::awaitable<Verdict> run_round(rdzv::Assignment assignment);
-  Result<void> serve_store(const rdzv::Assignment& assignment);
   void start_workers(Current& c);
   asio::awaitable<void> pump_exits();
   void start_failed(Current& c, const Error& error);
@@ -144,19 +132,14 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
 
   asio::io_context& io;
   AgentOptions options;
-  Services services;
   AgentHooks hooks;
+  Hosting hosting;
   asio::steady_timer wake;
   TaskGroup tasks;
   std::deque<Event> events;
 
-  Endpoint endpoint;                        // as others know it
-  std::optional<Endpoint> client_endpoint;  // as we reach it when we are the host
   std::string self_host;
-  std::unique_ptr<RendezvousHost> host;
   std::unique_ptr<RendezvousClient> client;
-  std::optional<Listener> listener;
-  std::unique_ptr<WorkerStore> store;
   std::unique_ptr<WorkerGroup> group;
   std::unique_ptr<Current> current;
   std::int64_t spawn_number = 0;

@@ -20,7 +20,7 @@ constexpr milliseconds kGuardDelay{500};
 asio::awaitable<Verdict> Agent::Impl::run_round(rdzv::Assignment assignment) {
   current = std::make_unique<Current>(assignment, options.nproc, options.shutdown_timeout);
   Current& c = *current;
-  auto served = serve_store(assignment);
+  auto served = hosting.serve_store(assignment);
   client->assigned(assignment);
   if (!served) {
     start_failed(c, served.error());
@@ -66,28 +66,6 @@ asio::awaitable<Verdict> Agent::Impl::run_round(rdzv::Assignment assignment) {
   }
   events = std::move(kept);
   co_return verdict;
-}
-
-Result<void> Agent::Impl::serve_store(const rdzv::Assignment& assignment) {
-  if (is_static()) return Result<void>();
-  if (assignment.group_rank.value != 0) {
-    store.reset();
-    listener.reset();
-    return Result<void>();
-  }
-  if (!options.serve_worker_store) {
-    listener.reset();
-    return Result<void>();
-  }
-  if (store) {  // the kept port
-    store->serve();
-    return Result<void>();
-  }
-  auto made = services.make_worker_store(io, std::move(*listener));
-  listener.reset();
-  if (!made) return std::move(made).error();
-  store = std::move(*made);
-  return Result<void>();
 }
 
 void Agent::Impl::start_workers(Current& c) {
@@ -296,7 +274,7 @@ JobOutcome Agent::Impl::after_signal(int signal) const {
 }
 
 void Agent::Impl::on_lease_expired(Current& c) {
-  if (host) return;  // the rendezvous is in this process: we did not run, so nor did it
+  if (hosting.hosting()) return;  // the rendezvous is in this process: we did not run, so nor did it
   if (options.on_silence == OnSilence::keep) {
     log_warning("the rendezvous is silent: workers run on (--rdzv-conf on_silence=keep)");
     return;
@@ -316,7 +294,7 @@ void Agent::Impl::on_lease_expired(Current& c) {
 // If we are stopped (SIGSTOP, a debugger, a suspended machine) nobody looks at the lease here. Where the rendezvous is
 // in this process it is stopped as well, and no other world can form.
 void Agent::Impl::tell_lease() {
-  if (!hooks.workers_die_at || host || options.on_silence == OnSilence::keep) return;
+  if (!hooks.workers_die_at || hosting.hosting() || options.on_silence == OnSilence::keep) return;
   std::optional<TimePoint> when;
   if (current && current->started && !current->stopped) {
     const milliseconds now = boot_time();  // the guard's clock: it goes on in a suspended machine
@@ -415,7 +393,7 @@ void Agent::Impl::look_around(Current& c) {
     c.verdict = std::move(outcome);
   } else if (client->server_is_embedded()) {
     log_error("the node that hosted the rendezvous is lost, and nobody serves {}: stopping the workers",
-              endpoint.to_string());
+              hosting.endpoint().to_string());
     c.verdict = unreachable();
     begin_stop(c, SIGTERM, options.shutdown_timeout);
   }
