@@ -72,6 +72,7 @@ using NodeEvent = std::variant<rdzv::ServerMessage, Link, JoinFailed, RoundAccep
 
 struct BindAndJoin {  // bind the workers' store, ask for a place in the next round. Fails by JoinFailed
   Round last_round;
+  bool again = false;  // the port is bound already
 };
 struct AcceptRound {  // serve the store if it is ours, be a member. Answered by RoundAccepted or StartFailed
   rdzv::Assignment assignment;

@@ -47,7 +47,7 @@ void NodeLife::join(Round last_round, TimePoint now) {
   Joining joining;
   joining.since = now;
   phase_ = joining;
-  emit(BindAndJoin{last_round});
+  emit(BindAndJoin{last_round, false});
 }
 
 void NodeLife::on_joining(Joining& joining, const NodeEvent& event, TimePoint now) {
@@ -114,7 +114,7 @@ void NodeLife::accept(const Joining& joining, const rdzv::Assignment& a, TimePoi
 void NodeLife::tick_joining(Joining& joining, TimePoint now) {
   if (joining.again_at && now >= *joining.again_at && now < joining.since + options_.times.join_timeout) {
     joining.again_at.reset();
-    emit(BindAndJoin{last_round_});
+    emit(BindAndJoin{last_round_, true});
     return;
   }
   if (!joining.refused.empty()) {

@@ -50,7 +50,12 @@ void NodeLife::begin_stop(Attempt attempt, Stop stop, TimePoint now) {
   if (running.empty()) {
     all_ended(stopping, now);
   } else if (stop.patience.count() > 0) {
-    for (const LocalRank worker : running) emit(AskToStop{worker, stop.signal, AskScope::worker});
+    const AskScope scope = options_.signal_groups ? AskScope::group : AskScope::worker;
+    for (const LocalRank worker : running) emit(AskToStop{worker, stop.signal, scope});
+    if (options_.signal_groups) {
+      stopping.step = Stopping::Step::group_asked;
+      stopping.deadline = stopping.kill_at;
+    }
   } else {
     kill_rest(stopping, now);
   }
@@ -126,7 +131,8 @@ void NodeLife::stop_again(Stopping& stopping, int signal, TimePoint now) {
     const bool ends_anyhow = stopping.verdict && std::holds_alternative<JobOutcome>(*stopping.verdict);
     if (!ends_anyhow) emit(TellLeave{"it was stopped with " + signal_word(signal)});
     if (signal != stopping.signal) {
-      for (const LocalRank worker : stopping.attempt.tally.running()) emit(AskToStop{worker, signal, AskScope::worker});
+      const AskScope scope = options_.signal_groups ? AskScope::group : AskScope::worker;
+      for (const LocalRank worker : stopping.attempt.tally.running()) emit(AskToStop{worker, signal, scope});
     }
     if (!stopping.deadline) hurry(stopping, now);  // helpers that were to be waited for
     return;

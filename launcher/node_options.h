@@ -30,6 +30,7 @@ struct NodeOptions {
   std::chrono::milliseconds shutdown_timeout{30'000};
   std::chrono::milliseconds restart_backoff{0};        // before the first restart; doubled for each more, at most 60 s
   std::chrono::milliseconds crash_loop_window{5'000};  // an attempt that fails within this is a quick failure
+  bool signal_groups = false;                          // --signal-scope=group: stop signals go to helpers at once, too
   bool wait_for_helpers = false;                       // --leftovers=wait: what workers left behind may take its time
 };
 

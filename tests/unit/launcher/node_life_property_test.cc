@@ -30,6 +30,7 @@ class World {
     options_.times.keep_alive_interval = milliseconds(pick(1, 5'000));
     options_.on_silence = chance(20) ? OnSilence::keep : OnSilence::stop;
     options_.wait_for_helpers = chance(20);
+    options_.signal_groups = chance(20);
     life_ = std::make_unique<NodeLife>(options_, "host-a");
     take(life_->begin(now_));
   }

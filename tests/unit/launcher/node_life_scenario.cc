@@ -22,7 +22,7 @@ std::string_view kind_text(JobOutcome::Kind kind) {
 }
 
 std::string text_of(const NodeAction& action) {
-  if (const auto* a = std::get_if<BindAndJoin>(&action)) return fmt::format("join, last round {}", a->last_round.value);
+  if (const auto* a = std::get_if<BindAndJoin>(&action)) return fmt::format("join{}, last round {}", a->again ? " again" : "", a->last_round.value);
   if (const auto* a = std::get_if<AcceptRound>(&action))
     return fmt::format("accept round {}", a->assignment.round.value);
   if (const auto* a = std::get_if<StartWorkers>(&action)) {
@@ -140,6 +140,7 @@ std::string NodeLifeScenario::run(const std::string& command) {
     options.restart_backoff = milliseconds(number("backoff", 0));
     if (flag("keep")) options.on_silence = OnSilence::keep;
     options.wait_for_helpers = flag("wait_for_helpers");
+    options.signal_groups = flag("signal_groups");
     manual_ = flag("manual");
     life_ = std::make_unique<NodeLife>(options, "host-a");
     std::string out = render(life_->begin(now_));

@@ -9,7 +9,8 @@
 namespace ddprun::launcher {
 
 // Runs the text scenarios of tests/testdata/node_life: a command, "----", what the machine did.
-//   node [nproc=N] [restarts=N] [shutdown=MS] [join=MS] [close=MS] [backoff=MS] [keep] [wait_for_helpers] [manual]
+//   node [nproc=N] [restarts=N] [shutdown=MS] [join=MS] [close=MS] [backoff=MS] [keep] [wait_for_helpers] [signal_groups]
+//   [manual]
 //                             first of all; "manual": AcceptRound and StartWorkers are not answered by themselves
 //   assign ROUND [restarts=N] [first=R] [world=W] [group=G] [of=N]
 //   accepted | started | start-fails [code=C] [permanent] WHY | join-fails WHY
