@@ -184,7 +184,7 @@ class Launch {
     return {};
   }
 
-  std::unique_ptr<PatientGroup> make_group(asio::io_context& io) {
+  std::unique_ptr<WorkerGroup> make_group(asio::io_context& io) {
     WorkerGroupOptions group;
     group.inherited = context_.inherited;
     group.output = options_.output;
@@ -192,9 +192,9 @@ class Launch {
     group.guard = guard_;
     group.logs = logs_;
     group.recorder_bytes = kFlightBytes;
-    auto workers = std::make_unique<PatientGroup>(io, std::move(group));
-    flight_.watch(&workers->group());
-    for (auto* observer : observers_) workers->group().add_listener(observer);
+    auto workers = std::make_unique<WorkerGroup>(io, std::move(group));
+    flight_.watch(workers.get());
+    for (auto* observer : observers_) workers->add_listener(observer);
     return workers;
   }
 

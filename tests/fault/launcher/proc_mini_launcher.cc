@@ -13,7 +13,7 @@
 
 #include "common/log.h"
 #include "common/task_group.h"
-#include "launcher/patient_group.h"
+#include "tests/support/patient_group.h"
 
 namespace asio = boost::asio;
 using namespace ddprun;
