@@ -45,7 +45,12 @@ JobOutcome outcome_of(JobOutcome::Kind kind, int code, std::string reason) {
 asio::awaitable<JobOutcome> Agent::Impl::run() {
   auto prepared = co_await hosting.prepare();
   if (!prepared) {
-    co_return outcome_of(JobOutcome::Kind::cannot_start, exit_code::kFailure, prepared.error().message());
+    if (auto* request = events.empty() ? nullptr : std::get_if<StopRequest>(&events.front())) {
+      co_return signalled(request->signal);
+    }
+    const bool usage = prepared.error().code() == Errc::invalid_argument;
+    co_return outcome_of(JobOutcome::Kind::cannot_start, usage ? exit_code::kUsage : exit_code::kFailure,
+                         prepared.error().message());
   }
   start_client();
   JobOutcome outcome = co_await live();
@@ -61,6 +66,7 @@ asio::awaitable<JobOutcome> Agent::Impl::run() {
 void Agent::Impl::stop(int signal) {
   StopRequest request;
   request.signal = signal;
+  hosting.stop_looking();
   push(request);
 }
 
@@ -89,12 +95,13 @@ asio::awaitable<std::optional<Event>> Agent::Impl::next(TimePoint until) {
 void Agent::Impl::start_client() {
   ClientOptions client_options;
   client_options.endpoint = hosting.client_endpoint();
+  client_options.waiting_hint = hosting.waiting_hint();
   client_options.read_timeout = options.times.read_timeout;
   rdzv::NodeInfo& node = client_options.node;
   node.run_id = options.run_id;
   node.node_id = NodeId(random_id());
   node.host = host_name();
-  node.address = options.local_addr;
+  node.address = hosting.own_address();
   node.role = options.role;
   node.topology_key = options.topology_key;
   node.nnodes_min = options.nnodes_min;
