@@ -275,7 +275,7 @@ void Agent::Impl::on_message(rdzv::ServerMessage message) {
 void Agent::Impl::feed_link() {
   link_changed_ = false;
   Link link;
-  link.useless_since = client_->useless_since();
+  link.useless_since = client_->disconnected_since();
   link.useful = client_->last_useful();
   link.embedded = client_->server_is_embedded();
   link.problem = client_->last_problem();

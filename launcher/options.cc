@@ -161,7 +161,10 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
       }
       out.endpoint = *parsed_endpoint;
     } else {
-      auto host = Endpoint::parse(parsed.text("master-addr"), 0);
+      // A host alone: no colon of an IPv6 address is before a port.
+      const auto& text = parsed.text("master-addr");
+      const bool bare = std::count(text.begin(), text.end(), ':') >= 2 && !text.starts_with('[');
+      auto host = Endpoint::parse(bare ? "[" + text + "]" : text, 0);
       if (!host) return bad(parsed.source("master-addr"), host.error().message());
       out.endpoint =
           Endpoint{host->host, port_given ? static_cast<std::uint16_t>(parsed.integer("master-port")) : kStaticPort};
@@ -270,6 +273,18 @@ Result<void> read_conf(const ParsedOptions& parsed, LaunchOptions& out) {
     if (!done) return done;
   }
   return {};
+}
+
+// Nobody asked for a loopback endpoint, and for the other nodes it is another host: they would wait for nothing.
+Result<void> check_default_endpoint(const ParsedOptions& parsed, const LaunchOptions& out) {
+  if (out.nnodes_min < 2 || parsed.given("rdzv-endpoint")) return {};
+  const bool is_static = out.backend == RdzvBackend::static_;
+  if (is_static ? parsed.given("master-addr") || out.node_rank == 0 : out.conf.is_host.value_or(false)) return {};
+  return Error(Errc::invalid_argument,
+               fmt::format("{} nodes, and this one is to meet the others at the default, {}, which is this host: give "
+                           "{} of the node that serves",
+                           out.nnodes_min, out.endpoint.to_string(),
+                           is_static ? "--master-addr=HOST" : "--rdzv-endpoint=HOST[:PORT]"));
 }
 
 Result<void> read_output(const ParsedOptions& parsed, const EnvLookup& env, LaunchOptions& out) {
@@ -529,6 +544,7 @@ Result<LaunchOptions> make_launch_options(const ParsedOptions& parsed, Flavour f
   if (auto done = read_nproc(parsed, env, host, out); !done) return std::move(done).error();
   if (auto done = read_rendezvous(parsed, out); !done) return std::move(done).error();
   if (auto done = read_conf(parsed, out); !done) return std::move(done).error();
+  if (auto done = check_default_endpoint(parsed, out); !done) return std::move(done).error();
   if (auto done = read_output(parsed, env, out); !done) return std::move(done).error();
   if (auto done = read_signals(parsed, out); !done) return std::move(done).error();
   if (auto done = read_workers(parsed, out); !done) return std::move(done).error();

@@ -13,8 +13,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 
+#include "common/clock.h"
 #include "common/exit_code.h"
+#include "common/lookup.h"
 #include "common/options.h"
 #include "common/tcp.h"
 #include "launcher/cpu_budget.h"
@@ -41,19 +44,9 @@ std::optional<std::uint64_t> free_bytes(std::string folder) {
 }
 
 std::vector<std::string> addresses_of(const std::string& name) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  std::vector<std::string> out;
-  if (::getaddrinfo(name.c_str(), nullptr, &hints, &list) != 0) return out;
-  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    std::array<char, NI_MAXHOST> text{};
-    if (::getnameinfo(entry->ai_addr, entry->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0) {
-      out.emplace_back(text.data());
-    }
-  }
-  ::freeaddrinfo(list);
-  return out;
+  constexpr std::chrono::seconds kPatience{20};  // resolv.conf's default: two tries of 5 s for each server
+  auto found = Lookup(name).wait(SteadyClock::now() + kPatience);
+  return found ? std::move(*found) : std::vector<std::string>();
 }
 
 std::vector<std::string> interface_names() {

@@ -109,6 +109,23 @@ TEST(LaunchOptions, StandaloneWinsOverRendezvousOptions) {
   EXPECT_THAT(good({"x"}, {{"PET_NODE_RANK", "0"}}).warnings, IsEmpty());
 }
 
+TEST(Options, AMasterAddressIsAHostAlone) {
+  EXPECT_EQ(good({"--nnodes=2", "--master-addr=2001:db8::5:8080", "x"}).endpoint,
+            (Endpoint{"2001:db8::5:8080", 29500}));
+  EXPECT_EQ(good({"--nnodes=2", "--rdzv-endpoint=2001:db8::5:8080", "x"}).endpoint, (Endpoint{"2001:db8::5", 8080}));
+}
+
+TEST(Options, ADefaultEndpointIsNotForTheOtherNodes) {
+  for (const auto& words : std::vector<std::vector<std::string>>{{"--nnodes=2", "--node-rank=1", "x"},
+                                                                 {"--nnodes=2", "--rdzv-backend=c10d", "x"}}) {
+    EXPECT_THAT(problem(words), AllOf(HasSubstr("the default, "), HasSubstr("which is this host")));
+  }
+  good({"--nnodes=2", "--node-rank=0", "x"});  // it serves, and the others are told of it by a name that they know
+  good({"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "x"});  // several nodes on one host, on purpose
+  good({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=is_host=1", "x"});
+  good({"--nnodes=1:2", "--rdzv-backend=c10d", "x"});
+}
+
 TEST(LaunchOptions, WhichRendezvousACommandGets) {
   auto options = good({"--nnodes=2", "x"});
   EXPECT_EQ(options.backend, RdzvBackend::static_);
