@@ -189,6 +189,9 @@ class Launch {
     group.inherited = context_.inherited;
     group.output = options_.output;
     group.stdin_policy = stdin_policy(options_.stdin_policy);
+    group.signal_scope = options_.signal_group ? SignalScope::group : SignalScope::worker;
+    group.leftovers = options_.leftovers;
+    group.leftover_times.asked = options_.shutdown_timeout;
     group.guard = guard_;
     group.logs = logs_;
     group.recorder_bytes = kFlightBytes;

@@ -52,6 +52,15 @@ std::optional<TimePoint> LeftoverPlan::tell(const Leftover& leftover, TimePoint 
     return now < end ? end : kill();
   }
   if (hurried_ || leftover.no_patience) return kill();
+  if (told.asked) {
+    const TimePoint end = *told.asked + times_.asked;
+    return now < end ? end : kill();
+  }
+  if (leftover.unheard_signal != 0) {
+    order(leftover.unheard_signal);
+    told.asked = now;
+    return now + times_.asked;
+  }
   if (policy_ != Leftovers::end) return std::nullopt;
   if (told.terminated) {
     const TimePoint end = *told.terminated + times_.terminate;

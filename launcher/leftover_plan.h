@@ -22,6 +22,7 @@ enum class Leftovers {
 struct LeftoverTimes {
   std::chrono::milliseconds leave{2'000};            // to go by themselves; torch's data loaders notice in this time
   std::chrono::milliseconds terminate{1'500};        // after SIGTERM
+  std::chrono::milliseconds asked{30'000};           // after the stop signal that only the worker had heard
   std::chrono::milliseconds tracker{10'000};         // for trackers, once nothing else is left
   std::chrono::milliseconds hurried_tracker{2'000};  // the same when somebody is impatient
   std::chrono::milliseconds dead{5'000};             // after SIGKILL; then it is stuck in the kernel
@@ -34,7 +35,10 @@ struct Leftover {
   // Its work is to clean up when the others are gone (multiprocessing's resource tracker, torch's shm manager): it ends
   // by itself when nobody holds its pipe any more, and what it guards stays in /dev/shm when it is killed before.
   bool tracker = false;
-  TimePoint since;           // when its worker ended
+  TimePoint since;  // when its worker ended
+  // The worker was asked to stop and died of that signal, as a shell does that is the wrapper of the true program: what
+  // it leaves has not heard it yet, and may have a state to save. 0: not so.
+  int unheard_signal = 0;
   bool no_patience = false;  // its worker was killed: it is to go at once
 };
 
@@ -63,7 +67,7 @@ class LeftoverPlan {
 
  private:
   struct Told {
-    std::optional<TimePoint> terminated, killed;
+    std::optional<TimePoint> asked, terminated, killed;
     bool stuck = false;
   };
   std::optional<TimePoint> tell(const Leftover& leftover, TimePoint now, Step& step);

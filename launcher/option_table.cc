@@ -164,6 +164,15 @@ std::vector<OptionSpec> own_options() {
                       "resource limits of each worker, as address-space=4G,nofile=65536; suffixes K M G T; unlimited")),
       text("signals-to-forward", "NAME,...", "SIGUSR1,SIGUSR2", "DDPRUN_SIGNALS_TO_FORWARD",
            "new: torchrun dies of them", "signals that are passed to the workers while the job goes on"),
+      choice("signal-scope", {"worker", "group"}, "worker", "DDPRUN_SIGNAL_SCOPE",
+             "new: as torchrun's, but its process group too when half of the patience is over",
+             "who gets a passed-on signal and the first stop signal: the worker process alone, or its process group "
+             "(data loaders, what a wrapper script has started) as well"),
+      choice(
+          "leftovers", {"end", "wait", "keep"}, "end", "DDPRUN_LEFTOVERS",
+          "new: torchrun leaves behind what workers leave",
+          "processes that ended workers leave: end (2 s to go by themselves, SIGTERM, SIGKILL 1.5 s later), wait (the "
+          "job ends when they have ended; a stop signal ends them), keep (they are named and left running)"),
       text("restart-backoff", "SECONDS", "0", "DDPRUN_RESTART_BACKOFF", "new: pause before a restart",
            "pause before the first restart, doubled for each further one, at most 60 s"),
       integer("crash-loop-limit", "N", "0", "DDPRUN_CRASH_LOOP_LIMIT", 0, 1e6, "new: stop hopeless restarts",

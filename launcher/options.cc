@@ -405,6 +405,9 @@ Result<void> read_workers(const ParsedOptions& parsed, LaunchOptions& out) {
     if (!limits) return bad(parsed.source("worker-limit"), limits.error().message());
     out.limits.insert(out.limits.end(), limits->begin(), limits->end());
   }
+  out.signal_group = parsed.text("signal-scope") == "group";
+  const auto& leftovers = parsed.text("leftovers");
+  out.leftovers = leftovers == "wait" ? Leftovers::wait : leftovers == "keep" ? Leftovers::keep : Leftovers::end;
   const auto& stdin_policy = parsed.text("stdin");
   out.stdin_policy = stdin_policy == "all"    ? LaunchOptions::Stdin::all
                      : stdin_policy == "none" ? LaunchOptions::Stdin::none

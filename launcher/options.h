@@ -12,6 +12,7 @@
 #include "common/options.h"
 #include "common/result.h"
 #include "common/types.h"
+#include "launcher/leftover_plan.h"
 #include "launcher/output.h"
 
 // Flags and PET_* variables -> LaunchOptions: checked values, nothing done yet. Pure: the environment and the host's
@@ -83,6 +84,8 @@ struct LaunchOptions {
   std::vector<std::string> devices;                              // --devices; empty = as inherited
   std::string numa_binding;                                      // "", node, socket, exclusive, core-complex
   bool virtual_local_rank = false;
+  bool signal_group = false;  // --signal-scope=group
+  Leftovers leftovers = Leftovers::end;
   enum class Stdin { first, all, none } stdin_policy = Stdin::first;
 
   // supervision

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "common/log.h"
+#include "launcher/process.h"
 
 namespace asio = boost::asio;
 
@@ -49,10 +50,11 @@ void Sweeper::begin_attempt(std::string token) {
 
 void Sweeper::add_worker(LocalRank rank, pid_t pid) { owners_[rank.value].pid = pid; }
 
-void Sweeper::worker_ended(LocalRank rank, bool no_patience) {
+void Sweeper::worker_ended(LocalRank rank, bool no_patience, int unheard_signal) {
   Owner& owner = owners_[rank.value];
   owner.ended = true;
   owner.no_patience = no_patience;
+  owner.unheard_signal = unheard_signal;
   last_end_ = owner.ended_at = SteadyClock::now();
   look_soon();
 }
@@ -169,6 +171,7 @@ void Sweeper::examine(pid_t pid, const ProcessStat& stat) {
   } else {
     found.leftover.since = owners_[*found.rank].ended_at;
     found.leftover.no_patience = owners_[*found.rank].no_patience;
+    found.leftover.unheard_signal = owners_[*found.rank].unheard_signal;
   }
   found.command = describe_command(options_.proc_root, pid, stat);
   found_.push_back(std::move(found));
@@ -224,22 +227,26 @@ void Sweeper::finish() {
 std::string Sweeper::name(const Found& found) { return fmt::format("pid {} ({})", found.leftover.pid, found.command); }
 
 void Sweeper::carry_out(const LeftoverPlan::Step& step) {
-  std::vector<std::string> asked, killed, stuck;
+  std::map<int, std::vector<std::string>> told;
+  std::vector<std::string> killed_with_worker, stuck;
   for (const Found& found : found_) {
-    const auto is_this = [&found](pid_t pid) { return pid == found.leftover.pid; };
-    if (std::any_of(step.stuck.begin(), step.stuck.end(), is_this)) stuck.push_back(name(found));
+    const Leftover& left = found.leftover;
+    if (std::find(step.stuck.begin(), step.stuck.end(), left.pid) != step.stuck.end()) stuck.push_back(name(found));
     for (const auto& order : step.orders) {
-      if (!is_this(order.pid)) continue;
-      (order.signal == SIGKILL ? killed : asked).push_back(name(found));
+      if (order.pid != left.pid) continue;
+      const bool with_worker = order.signal == SIGKILL && (left.no_patience || plan_.hurried());
+      (with_worker ? killed_with_worker : told[order.signal]).push_back(name(found));
       signal_if_same(options_.proc_root, order.pid, order.start_time, order.signal);
+      // One that is stopped could not hear it.
       if (order.signal != SIGKILL) signal_if_same(options_.proc_root, order.pid, order.start_time, SIGCONT);
     }
   }
-  constexpr const char* kHint = " (--leftovers=wait lets them finish)";
-  if (!asked.empty()) {
-    log_warning("the worker is gone, what it had started is not: SIGTERM to {}{}", fmt::join(asked, ", "), kHint);
+  for (const auto& [signal, names] : told) {
+    log_warning("left by a worker that has ended, {} {}: {}{}", signal == SIGKILL ? "killed with" : "gets",
+                signal_name(signal), fmt::join(names, ", "),
+                signal == SIGTERM ? " (--leftovers=wait lets them finish)" : "");
   }
-  if (!killed.empty()) log_warning("killed, left by a worker: {}", fmt::join(killed, ", "));
+  if (!killed_with_worker.empty()) log_info("killed with their worker: {}", fmt::join(killed_with_worker, ", "));
   if (!stuck.empty()) log_error("does not take SIGKILL (stuck in the kernel), left behind: {}", fmt::join(stuck, ", "));
 }
 

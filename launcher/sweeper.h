@@ -39,7 +39,8 @@ class Sweeper {
 
   void begin_attempt(std::string token);
   void add_worker(LocalRank rank, pid_t pid);
-  void worker_ended(LocalRank rank, bool no_patience);  // it has been reaped, or is left behind
+  // It has been reaped, or is left behind. See Leftover for the other two.
+  void worker_ended(LocalRank rank, bool no_patience, int unheard_signal);
   void all_ended();
   void hurry();
   void child_ended();  // a child of ours that is no worker; it may have been the last one
@@ -50,6 +51,7 @@ class Sweeper {
   struct Owner {
     pid_t pid = 0;  // of the worker; its session, too
     bool ended = false, clean = false, no_patience = false;
+    int unheard_signal = 0;
     TimePoint ended_at;
   };
   struct Found {

@@ -79,6 +79,7 @@ struct WorkerGroup::Worker {
   std::unique_ptr<ChildProcess> child;
   bool ended = false;
   bool asked = false, killed = false;
+  int asked_with = 0;                   // signal that the process alone has heard
   std::optional<TimePoint> dead_since;  // and not ours to reap yet
   asio::steady_timer timer;             // until it is left behind, or looked at again
   OomWatch::Verdict memory;
@@ -269,6 +270,7 @@ void WorkerGroup::ask_to_stop(LocalRank rank, int signal, SignalScope scope) {
   const auto found = workers_.find(rank.value);
   if (found == workers_.end() || found->second->ended) return;
   found->second->asked = true;
+  found->second->asked_with = scope == SignalScope::worker ? signal : 0;
   send(*found->second, signal, scope);
 }
 
@@ -372,7 +374,8 @@ void WorkerGroup::take_exit(Worker& worker, const ExitStatus& status, bool left_
   exit.left_behind = left_behind;
   exits_.push_back(exit);
   --alive_;
-  sweeper_.worker_ended(exit.local_rank, worker.killed);
+  const bool died_of_it = worker.asked_with != 0 && status.signal == worker.asked_with;
+  sweeper_.worker_ended(exit.local_rank, worker.killed, died_of_it ? status.signal : 0);
   reap_orphans();
   for (auto* listener : listeners_) listener->on_exit(worker.env, exit);
   advance();
@@ -399,7 +402,7 @@ void WorkerGroup::end_now() {
     worker->child->abandon();
     worker->ended = true;
     --alive_;
-    sweeper_.worker_ended(worker->env.local_rank, true);
+    sweeper_.worker_ended(worker->env.local_rank, true, 0);
     if (options_.guard) options_.guard->remove_session(worker->pid);
   }
   sweeper_.end_now(kEndHelpers);

@@ -102,7 +102,7 @@ TEST(WorkerGroup, NamesTheStepThatFailed) {
   specs[0].process.executable = harness.folder.path();
   const auto denied = group->start(std::move(specs));
   ASSERT_FALSE(denied);
-  EXPECT_EQ(denied.error().code(), Errc::system);
+  EXPECT_EQ(denied.error().code(), Errc::not_executable);
   EXPECT_NE(denied.error().message().find("Permission denied"), std::string::npos) << denied.error().message();
   finish(harness, *group);
   EXPECT_EQ(open_descriptors(), after_one);
