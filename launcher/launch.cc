@@ -210,7 +210,7 @@ class Launch {
     events.entrypoint = report_.entrypoint;
     std::array<char, 256> name{};
     if (::gethostname(name.data(), name.size() - 1) == 0) events.host_name = name.data();
-    events.write = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    events.write = [](const std::string& line) { internal::write_stderr(line + "\n"); };
     event_log_ = make_event_log(std::move(events));
     observers_.push_back(event_log_.get());
   }
@@ -363,7 +363,7 @@ class Launch {
       report_.exit_code = exit_code::kFailure;
     }
     const std::string text = report_.success ? earlier_attempts(report_) : to_text(report_);
-    if (!text.empty()) fmt::print(stderr, "{}", text);
+    if (!text.empty()) say(text);
     if (!options_.logs.report_file.empty()) {
       auto written = write_report_file(options_.logs.report_file, report_);
       if (!written) log_error("--report: {}", written.error().message());
