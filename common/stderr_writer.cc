@@ -1,11 +1,8 @@
 #include "common/stderr_writer.h"
 
-#include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,7 +15,7 @@
 #include <thread>
 #include <utility>
 
-#include "common/unique_fd.h"
+#include "common/shared_out.h"
 
 namespace ddprun {
 namespace {
@@ -50,32 +47,6 @@ class NoSigpipe {
   bool was_pending_ = false;
 };
 
-enum class Kind { direct, socket, reopened, may_block };
-
-// The descriptor as it is now: it may have been replaced since the last write.
-struct Way {
-  Kind kind = Kind::direct;
-  UniqueFd own;
-
-  explicit Way(int fd) {
-    struct stat status = {};
-    if (::fstat(fd, &status) != 0) return;
-    if (S_ISSOCK(status.st_mode)) {
-      kind = Kind::socket;
-    } else if (S_ISFIFO(status.st_mode) || (S_ISCHR(status.st_mode) && ::isatty(fd) == 1)) {
-      const std::string self = "/proc/self/fd/" + std::to_string(fd);
-      own.reset(::open(self.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-      kind = own ? Kind::reopened : Kind::may_block;
-    }
-  }
-
-  // As write(2). Kind::may_block: at most PIPE_BUF, and only after POLLOUT.
-  ssize_t put(int fd, std::string_view text) const {
-    if (kind == Kind::socket) return ::send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    return ::write(own ? own.get() : fd, text.data(), text.size());
-  }
-};
-
 // Whole lines where one write takes them, so that others on the same pipe do not tear them.
 std::string_view next_chunk(std::string_view text) {
   if (text.size() <= PIPE_BUF) return text;
@@ -85,11 +56,11 @@ std::string_view next_chunk(std::string_view text) {
 
 void write_bounded(int fd, std::string_view text) {
   const NoSigpipe quiet;
-  const Way way(fd);
+  const SharedOut way(fd);
   while (!text.empty()) {
     pollfd room{fd, POLLOUT, 0};
-    if (way.kind != Kind::direct && ::poll(&room, 1, 1000) == 0) return;
-    const ssize_t n = way.put(fd, next_chunk(text));
+    if (way.kind() != SharedOut::Kind::direct && ::poll(&room, 1, 1000) == 0) return;
+    const ssize_t n = way.put(next_chunk(text));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return;
     text.remove_prefix(static_cast<std::size_t>(n));
@@ -116,9 +87,9 @@ struct StderrWriter::Shared {
   // What goes out at once; the rest is returned. Nobody else's words may stand in front.
   std::string_view try_now(std::string_view text) const {
     const NoSigpipe quiet;
-    const Way way(fd);
-    while (!text.empty() && way.kind != Kind::may_block) {
-      const ssize_t n = way.put(fd, way.kind == Kind::direct ? text : next_chunk(text));
+    const SharedOut way(fd);
+    while (!text.empty() && way.kind() != SharedOut::Kind::may_block) {
+      const ssize_t n = way.put(way.kind() == SharedOut::Kind::direct ? text : next_chunk(text));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno == EAGAIN) return text;
       if (n <= 0) return {};  // closed, no reader, full disk: there is nobody to tell
@@ -143,8 +114,8 @@ struct StderrWriter::Shared {
       pollfd room{fd, POLLOUT, 0};
       ::poll(&room, 1, -1);
       const NoSigpipe quiet;
-      const Way way(fd);
-      const ssize_t n = way.put(fd, chunk);
+      const SharedOut way(fd);
+      const ssize_t n = way.put(chunk);
       const int error = n < 0 ? errno : 0;
       lock.lock();
       if (n > 0) {

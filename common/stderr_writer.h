@@ -13,8 +13,7 @@ namespace ddprun {
 
 // Never makes its caller wait for the reader, never changes the descriptor's flags (O_NONBLOCK would be every other
 // holder's too), never raises SIGPIPE:
-//   - a pipe or a terminal is opened once more for each write, non-blocking; a socket takes MSG_DONTWAIT; a file or a
-//     device is written to directly (the page cache takes it);
+//   - it is written to by a SharedOut, made anew for each write, so that nothing is kept open;
 //   - what does not go out at once, and all for a pipe or terminal that cannot be opened again (another user's),
 //     waits here, at most kMaxWaiting bytes, for a thread that is started then. That it may hang in write(2) hurts
 //     nobody; poll() and small writes alone would not do for the caller, since another holder can fill the pipe between
