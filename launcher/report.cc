@@ -142,8 +142,7 @@ nlohmann::json to_object(const JobReport& report, const FailureRecord& failure) 
                            {"remedy", remedy(report, failure)},
                            {"last_lines", failure.last_lines},
                            {"log_paths", failure.log_paths}};
-  auto parsed = nlohmann::json::parse(failure.error_file_json, nullptr, false);
-  object["error_file"] = parsed.is_discarded() ? nlohmann::json() : std::move(parsed);
+  object["error_file"] = error_file_value(failure.error_file_json);
   return object;
 }
 
@@ -295,9 +294,9 @@ Result<void> write_report_file(const std::string& path, const JobReport& report)
 Result<void> write_own_error_file(const std::string& path, const JobReport& report) {
   if (!report.root_cause) return {};
   const FailureRecord& root = *report.root_cause;
-  nlohmann::json file = nlohmann::json::parse(root.error_file_json, nullptr, false);
+  nlohmann::json file = error_file_value(root.error_file_json);
   const int code = root.signal != 0 ? -root.signal : root.exit_code;
-  if (file.is_discarded() || !file.is_object() || !file.contains("message")) {
+  if (!file.is_object() || !file.contains("message")) {
     file = {{"message", how_it_ended(root)}};
   }
   if (!file["message"].is_object()) {

@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "launcher/error_file.h"
 #include "launcher/kill_tree.h"
 #include "launcher/oom.h"
 #include "launcher/output_hub.h"
@@ -44,21 +45,6 @@ void set_environment(std::vector<std::string>& environment, const std::string& n
     }
   }
   environment.push_back(start + value);
-}
-
-std::string read_error_file(const std::string& path) {
-  constexpr std::size_t kMaxBytes = 1 << 20;
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  std::string text;
-  if (!fd) return text;
-  char buffer[16 * 1024];
-  while (text.size() < kMaxBytes) {
-    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    text.append(buffer, static_cast<std::size_t>(n));
-  }
-  return text;
 }
 
 // Reaps a child that was sent SIGKILL; gives up after 200 ms (it hangs in the kernel).

@@ -177,6 +177,52 @@ TEST(Report, OwnErrorFileHasTorchsSchema) {
   EXPECT_EQ(object["message"]["extraInfo"]["timestamp"], "1764443500");
 }
 
+std::string nested(std::size_t depth) {
+  return R"({"message":"boom","x":)" + std::string(depth, '[') + std::string(depth, ']') + "}";
+}
+
+TEST(ErrorFile, AnyDepthCostsNoMoreThanItsText) {
+  for (const std::size_t depth : {17u, 1000u, 500'000u}) {
+    const std::string json = nested(depth);
+    EXPECT_EQ(parse_error_file(json).message, "boom");
+    FailureRecord root = failed(1, 9);
+    root.error_file_json = json;
+    EXPECT_THAT(to_text(job(root)), HasSubstr("exit code 9: boom\n"));
+    const std::string report = to_json(job(root));
+    EXPECT_LT(report.size(), 20'000u);
+    EXPECT_EQ(nlohmann::json::parse(report)["root_cause"]["error_file"]["message"], "boom");
+    testing::Folder folder;
+    ASSERT_TRUE(write_own_error_file(folder / "own.json", job(root)));
+    EXPECT_LT(testing::read_all(folder / "own.json").size(), 20'000u);
+  }
+  // Wide is no better than deep.
+  std::string wide = R"({"message":"boom","x":[0)";
+  for (int i = 0; i < 300'000; ++i) wide += ",[0]";
+  FailureRecord root = failed(1, 9);
+  root.error_file_json = wide + "]}";
+  EXPECT_LT(to_json(job(root)).size(), 1'000'000u);
+}
+
+TEST(ErrorFile, ALongOneIsMadeToFitAndKeepsWhatMatters) {
+  const std::string stack = std::string(2'000'000, 'x') + "\nValueError: the end";
+  const nlohmann::json whole = {
+      {"message", {{"message", "ValueError: the end"}, {"extraInfo", {{"timestamp", "5"}, {"py_callstack", stack}}}}}};
+  testing::Folder folder;
+  testing::write_all_text(folder / "error.json", whole.dump());
+  const std::string fit = read_error_file(folder / "error.json");
+  EXPECT_LE(fit.size(), kMaxErrorFileBytes);
+  const ErrorFile file = parse_error_file(fit);
+  EXPECT_EQ(file.message, "ValueError: the end");
+  EXPECT_THAT(file.callstack, ::testing::EndsWith("ValueError: the end"));
+  EXPECT_EQ(file.unix_time, std::chrono::seconds(5));
+  EXPECT_EQ(fit_error_file(R"({"message":"small"})"), R"({"message":"small"})");
+  EXPECT_EQ(parse_error_file(fit_error_file(nested(100))).message, "boom");
+}
+
+TEST(ErrorFile, WhatStandsBeforeTheCutCounts) {
+  EXPECT_EQ(parse_error_file(R"({"message": {"message": "E: x", "extraInfo": {"py_call)").message, "E: x");
+}
+
 TEST(ErrorFile, TakesBothShapes) {
   EXPECT_EQ(parse_error_file(R"({"message": "plain", "timestamp": 12})").message, "plain");
   EXPECT_EQ(parse_error_file(R"({"message": "plain", "timestamp": 12})").unix_time, std::chrono::seconds(12));
