@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -81,6 +82,29 @@ StdinPolicy stdin_policy(LaunchOptions::Stdin policy) {
       break;
   }
   return StdinPolicy::first;
+}
+
+// Signals that would end us, or that we took while the job ran.
+constexpr std::array kDeadlySignals{SIGTERM,   SIGINT,  SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,
+                                    SIGVTALRM, SIGPROF, SIGXCPU, SIGXFSZ, SIGPIPE, SIGPOLL, SIGPWR};
+
+// What the job's end is, is settled now: a scheduler's SIGTERM that comes in the last moments changes neither the exit
+// code nor the report. Blocked at first, because asio's set gives the default action back when it goes.
+void block_deadly_signals(const LaunchOptions& options, bool blocked) {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int number : kDeadlySignals) ::sigaddset(&signals, number);
+  for (const auto* list : {&options.signals_to_handle, &options.signals_to_forward}) {
+    for (const int number : *list) ::sigaddset(&signals, number);
+  }
+  ::pthread_sigmask(blocked ? SIG_BLOCK : SIG_UNBLOCK, &signals, nullptr);
+}
+
+void ignore_deadly_signals(const LaunchOptions& options) {
+  for (const int number : kDeadlySignals) ::signal(number, SIG_IGN);
+  for (const auto* list : {&options.signals_to_handle, &options.signals_to_forward}) {
+    for (const int number : *list) ::signal(number, SIG_IGN);
+  }
 }
 
 // One launch: owns what outlives the agent.
@@ -188,6 +212,9 @@ class Launch {
     WorkerGroupOptions group;
     group.inherited = context_.inherited;
     group.output = options_.output;
+    // A console that nobody reads must not hold up an end for longer than workers may.
+    group.output.console_patience =
+        std::clamp(options_.shutdown_timeout, std::chrono::milliseconds(1000), group.output.console_patience);
     group.stdin_policy = stdin_policy(options_.stdin_policy);
     group.guard = guard_;
     group.logs = logs_;
@@ -276,6 +303,7 @@ class Launch {
     asio::io_context io(1);
     asio::signal_set signals(io);
     listen(signals);
+    block_deadly_signals(options_, false);
     AgentHooks hooks;
     hooks.make_group = [this, &io] { return make_group(io); };
     hooks.make_specs = [this](const RoundContext& round) { return make_specs(round); };
@@ -285,6 +313,7 @@ class Launch {
     std::optional<JobOutcome> outcome;
     std::exception_ptr failure;
     asio::co_spawn(io, agent.run(), [&](std::exception_ptr thrown, JobOutcome result) {
+      block_deadly_signals(options_, true);
       failure = thrown;
       outcome = std::move(result);
       signals.cancel();
@@ -359,6 +388,7 @@ class Launch {
   }
 
   int last_word() {
+    ignore_deadly_signals(options_);
     if (options_.torchrun_exit_codes && report_.exit_code != exit_code::kOk && report_.exit_code != exit_code::kUsage) {
       report_.exit_code = exit_code::kFailure;
     }
