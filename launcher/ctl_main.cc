@@ -14,7 +14,9 @@
 
 #include "common/exit_code.h"
 #include "common/guarded_main.h"
+#include "common/log.h"
 #include "common/options.h"
+#include "common/printable.h"
 #include "common/standard_fds.h"
 #include "launcher/ctl_client.h"
 #include "launcher/ctl_doctor.h"
@@ -33,7 +35,7 @@ constexpr milliseconds kWatchPeriod{500};
 constexpr const char* kTokenHelp = "the daemon's secret; mode 600";
 
 int complain(int code, const std::string& text) {
-  fmt::print(stderr, "ddpctl: {}\n", text);
+  say("ddpctl: " + printable_lines(text));
   return code;
 }
 
@@ -118,7 +120,7 @@ int command(const Endpoint& endpoint, const rdzv::OperatorMessage& message) {
   auto reply = ask(endpoint, message);
   if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
   if (!reply->ok) return complain(exit_code::kFailure, reply->text);
-  print_output(reply->text + "\n");
+  print_output(printable_lines(reply->text) + "\n");
   return exit_code::kOk;
 }
 

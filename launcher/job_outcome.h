@@ -24,6 +24,8 @@ struct JobOutcome {
   int exit_code = 0;   // by common/exit_code.h, --exit-code=ddprun
   std::string reason;  // one sentence for stderr; "" on success
   std::optional<FailureRecord> root_cause;
+  // What else a person should know of the end: "rank 1 ended with 0 at 04:12:07, 40 s before the others".
+  std::vector<std::string> notes;
   std::vector<FailureRecord> failures;  // of the whole job, by the rendezvous's clock, root cause included
   std::vector<std::string> notes;       // what else of this node belongs to the last word, a sentence each
 };

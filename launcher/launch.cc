@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -14,6 +16,7 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -30,9 +33,11 @@
 #include "launcher/preflight.h"
 #include "launcher/program.h"
 #include "launcher/report.h"
+#include "launcher/report_file.h"
 #include "launcher/signal_policy.h"
 #include "launcher/worker_command.h"
 #include "launcher/worker_group.h"
+#include "launcher/worker_stdio.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -83,22 +88,77 @@ StdinPolicy stdin_policy(LaunchOptions::Stdin policy) {
   return StdinPolicy::first;
 }
 
+// Signals that would end us, or that we took while the job ran.
+constexpr std::array kDeadlySignals{SIGTERM,   SIGINT,  SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,
+                                    SIGVTALRM, SIGPROF, SIGXCPU, SIGXFSZ, SIGPIPE, SIGPOLL, SIGPWR};
+
+// What the job's end is, is settled now: a scheduler's SIGTERM that comes in the last moments changes neither the exit
+// code nor the report. Blocked at first, because asio's set gives the default action back when it goes.
+void block_deadly_signals(const LaunchOptions& options, bool blocked) {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int number : kDeadlySignals) ::sigaddset(&signals, number);
+  for (const auto* list : {&options.signals_to_handle, &options.signals_to_forward}) {
+    for (const int number : *list) ::sigaddset(&signals, number);
+  }
+  ::pthread_sigmask(blocked ? SIG_BLOCK : SIG_UNBLOCK, &signals, nullptr);
+}
+
+void ignore_deadly_signals(const LaunchOptions& options) {
+  for (const int number : kDeadlySignals) ::signal(number, SIG_IGN);
+  for (const auto* list : {&options.signals_to_handle, &options.signals_to_forward}) {
+    for (const int number : *list) ::signal(number, SIG_IGN);
+  }
+}
+
+// Whether the last lines of a worker stand on the console already, where the report goes.
+class OwnConsole : public JobObserver {
+ public:
+  explicit OwnConsole(const OutputPolicy& policy) : policy_(policy) {
+    struct stat out = {}, err = {};
+    one_console_ = ::fstat(policy.console_stdout, &out) == 0 && ::fstat(policy.console_stderr, &err) == 0 &&
+                   out.st_dev == err.st_dev && out.st_ino == err.st_ino;
+  }
+
+  void on_round(const RoundContext&, std::chrono::milliseconds) override {}
+  void on_start(const WorkerEnv&, pid_t) override {}
+  void on_exit(const WorkerEnv& worker, const WorkerExit& exit) override { ours_[exit.pid] = worker.rank; }
+  void on_end(const JobOutcome&) override {}
+
+  // Its last lines are of either stream, so both must have gone to one place.
+  bool shows(const FailureRecord& failure) const {
+    const auto found = ours_.find(static_cast<pid_t>(failure.pid));
+    if (!one_console_ || found == ours_.end() || found->second != failure.rank) return false;
+    const auto rank = failure.local_rank;
+    const auto hidden = [&](bool redirected, bool teed) { return redirected && !teed; };
+    return (!policy_.console_ranks || policy_.console_ranks->count(rank.value) != 0) &&
+           !hidden(policy_.redirects.has_stdout(rank), policy_.tee.has_stdout(rank)) &&
+           !hidden(policy_.redirects.has_stderr(rank), policy_.tee.has_stderr(rank));
+  }
+
+ private:
+  const OutputPolicy& policy_;
+  bool one_console_ = false;
+  std::map<pid_t, Rank> ours_;
+};
+
 // One launch: owns what outlives the agent.
 class Launch {
  public:
-  Launch(LaunchOptions options, LaunchContext context) : options_(std::move(options)), context_(std::move(context)) {
+  Launch(LaunchOptions options, LaunchContext context)
+      : options_(std::move(options)), context_(std::move(context)), own_console_(options_.output) {
     report_.run_id = options_.run_id.value;
     report_.entrypoint = options_.program;
+    report_.host = short_host_name();
   }
 
   int run() {
     for (const auto& warning : options_.warnings) log_warning("{}", warning);
     for (const auto& note : options_.notes) log_info("{}", note);
     if (const std::string path = options_.logs.report_file; !path.empty()) {
-      if (auto can = check_report_file(path); !can) {
-        options_.logs.report_file.clear();
-        return fail(exit_code::kUsage, "--report: " + can.error().message());
-      }
+      auto file = ReportFile::open(path, report_.host, options_.nnodes_max > 1);
+      if (!file) return fail(exit_code::kUsage, "--report: " + file.error().message());
+      report_file_ = *std::move(file);
     }
     auto program = find_program();
     if (!program) {
@@ -188,6 +248,9 @@ class Launch {
     WorkerGroupOptions group;
     group.inherited = context_.inherited;
     group.output = options_.output;
+    // A console that nobody reads must not hold up an end for longer than workers may.
+    group.output.console_patience =
+        std::clamp(options_.shutdown_timeout, std::chrono::milliseconds(1000), group.output.console_patience);
     group.stdin_policy = stdin_policy(options_.stdin_policy);
     group.signal_scope = options_.signal_group ? SignalScope::group : SignalScope::worker;
     group.leftovers = options_.leftovers;
@@ -204,6 +267,7 @@ class Launch {
   void make_observers() {
     observers_.push_back(&attempts_);
     observers_.push_back(&flight_);
+    observers_.push_back(&own_console_);
     if (options_.events == LaunchOptions::Events::none) return;
     EventLogOptions events;
     events.workers = options_.events == LaunchOptions::Events::console;
@@ -214,7 +278,7 @@ class Launch {
     events.entrypoint = report_.entrypoint;
     std::array<char, 256> name{};
     if (::gethostname(name.data(), name.size() - 1) == 0) events.host_name = name.data();
-    events.write = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    events.write = [](const std::string& line) { internal::write_stderr(line + "\n"); };
     event_log_ = make_event_log(std::move(events));
     observers_.push_back(event_log_.get());
   }
@@ -280,6 +344,7 @@ class Launch {
     asio::io_context io(1);
     asio::signal_set signals(io);
     listen(signals);
+    block_deadly_signals(options_, false);
     AgentHooks hooks;
     hooks.make_group = [this, &io] { return make_group(io); };
     hooks.make_specs = [this](const RoundContext& round) { return make_specs(round); };
@@ -289,6 +354,7 @@ class Launch {
     std::optional<JobOutcome> outcome;
     std::exception_ptr failure;
     asio::co_spawn(io, agent.run(), [&](std::exception_ptr thrown, JobOutcome result) {
+      block_deadly_signals(options_, true);
       failure = thrown;
       outcome = std::move(result);
       signals.cancel();
@@ -351,6 +417,8 @@ class Launch {
     report_.reason = std::move(outcome.reason);
     report_.root_cause = std::move(outcome.root_cause);
     report_.failures = std::move(outcome.failures);
+    report_.notes = std::move(outcome.notes);
+    report_.root_is_above = report_.root_cause && own_console_.shows(*report_.root_cause);
     report_.collectives = flight_.verdict();
     if (logs_ && !logs_->temporary()) report_.log_folder = logs_->root();
     return last_word();
@@ -363,17 +431,23 @@ class Launch {
   }
 
   int last_word() {
+    ignore_deadly_signals(options_);
     if (options_.torchrun_exit_codes && report_.exit_code != exit_code::kOk && report_.exit_code != exit_code::kUsage) {
       report_.exit_code = exit_code::kFailure;
     }
     const std::string text = report_.success ? earlier_attempts(report_) : to_text(report_);
-    if (!text.empty()) fmt::print(stderr, "{}", text);
-    if (!options_.logs.report_file.empty()) {
-      auto written = write_report_file(options_.logs.report_file, report_);
-      if (!written) log_error("--report: {}", written.error().message());
+    if (!text.empty()) say(text);
+    if (report_file_) {
+      auto written = report_file_->write(to_json(report_));
+      if (!written) {
+        log_error("--report: {}", written.error().message());
+      } else if (*written != options_.logs.report_file) {
+        log_info("--report: another node has written {}, so that of this node is {}", options_.logs.report_file,
+                 *written);
+      }
     }
     if (!options_.logs.own_error_file.empty() && report_.root_cause) {
-      auto written = write_own_error_file(options_.logs.own_error_file, report_);
+      auto written = write_file(options_.logs.own_error_file, to_error_file(*report_.root_cause));
       if (!written) log_error("TORCHELASTIC_ERROR_FILE: {}", written.error().message());
     }
     return report_.exit_code;
@@ -382,6 +456,8 @@ class Launch {
   LaunchOptions options_;
   LaunchContext context_;
   JobReport report_;
+  std::optional<ReportFile> report_file_;
+  OwnConsole own_console_;
   std::optional<WorkerCommand> command_;
   std::vector<std::vector<int>> cpus_;  // of each worker; empty = not bound
   std::shared_ptr<Guard> guard_;

@@ -12,6 +12,7 @@
 #include "common/guarded_main.h"
 #include "common/log.h"
 #include "common/options.h"
+#include "common/printable.h"
 #include "common/standard_fds.h"
 #include "launcher/cpu_budget.h"
 #include "launcher/device.h"
@@ -66,7 +67,7 @@ Error with_hint(Error error) {
 }
 
 int usage_error(const std::string& program, const Error& error) {
-  fmt::print(stderr, "{}: {}\n", program, error.message());
+  say(fmt::format("{}: {}", program, printable(error.message())));
   return exit_code::kUsage;
 }
 

@@ -18,6 +18,7 @@
 #include "common/guarded_main.h"
 #include "common/log.h"
 #include "common/options.h"
+#include "common/printable.h"
 #include "common/standard_fds.h"
 #include "common/tcp.h"
 #include "rendezvous/metrics_server.h"
@@ -34,7 +35,7 @@ namespace {
 namespace asio = boost::asio;
 
 int complain(int code, const std::string& text) {
-  fmt::print(stderr, "ddprun-rendezvous: {}\n", text);
+  say("ddprun-rendezvous: " + printable(text));
   return code;
 }
 
