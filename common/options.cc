@@ -240,6 +240,8 @@ std::string join(const std::vector<std::string>& words, std::string_view separat
 // "" if `value` fits; else what is wrong with it, without the option's name.
 std::string check_value(const OptionSpec& spec, const std::string& value) {
   const auto quoted = "'" + value + "' ";
+  // Nobody means it, and as the name of a folder or a job it is not seen.
+  if (value.ends_with('\r')) return quoted + "ends in a carriage return";
   if (spec.kind == OptionKind::choice) {
     if (std::find(spec.choices.begin(), spec.choices.end(), value) != spec.choices.end()) return "";
     const auto nearest = nearest_name(value, spec.choices);

@@ -117,9 +117,8 @@ class Launch {
     const auto budget = cpu_budget();
     command_.emplace(options_, std::move(*program), environment_map(environ), budget.usable());
     if (command_->omp_threads() > 0) {
-      log_info(
-          "OMP_NUM_THREADS={} for each of the {} workers: {} CPUs can be used here; set it yourself to change that",
-          command_->omp_threads(), options_.nproc, budget.usable());
+      log_info("OMP_NUM_THREADS={} for each of the {} workers: {}; set it yourself to change that",
+               command_->omp_threads(), options_.nproc, budget.text());
     }
     auto guard = Guard::start();
     if (!guard) return fail(exit_code::kFailure, guard.error().message());
@@ -149,6 +148,7 @@ class Launch {
     request.no_python = options_.no_python;
     request.run_path = options_.run_path;
     request.own_folder = context_.own_folder;
+    request.called_folder = context_.called_folder;
     return resolve_program(request, disk_lookup(), process_environment());
   }
 

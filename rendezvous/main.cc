@@ -16,10 +16,12 @@
 
 #include "common/exit_code.h"
 #include "common/guarded_main.h"
+#include "common/inherited_state.h"
 #include "common/log.h"
 #include "common/options.h"
 #include "common/standard_fds.h"
 #include "common/tcp.h"
+#include "common/visible_text.h"
 #include "rendezvous/metrics_server.h"
 #include "rendezvous/options.h"
 #include "rendezvous/sd_notify.h"
@@ -34,7 +36,7 @@ namespace {
 namespace asio = boost::asio;
 
 int complain(int code, const std::string& text) {
-  fmt::print(stderr, "ddprun-rendezvous: {}\n", text);
+  internal::write_stderr(fmt::format("ddprun-rendezvous: {}\n", visible_sentence(text)));
   return code;
 }
 
@@ -55,7 +57,13 @@ std::size_t clients_that_fit() {
 
 asio::awaitable<void> serve_until_signalled(asio::io_context& io, RendezvousServer& server,
                                             std::unique_ptr<MetricsServer>& metrics) {
-  asio::signal_set signals(io, SIGTERM, SIGINT);
+  asio::signal_set signals(io);
+  for (const int number : {SIGTERM, SIGINT}) {
+    // A script's `ddprun-rendezvous &` is not meant by the Ctrl-C for what runs in front: its shell says so like this.
+    struct sigaction action {};
+    if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
+    signals.add(number);
+  }
   constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
   const auto [error, number] = co_await signals.async_wait(as_tuple);
   log_info("stopping signal={} agents={}", number, server.agents());
@@ -65,8 +73,7 @@ asio::awaitable<void> serve_until_signalled(asio::io_context& io, RendezvousServ
 }
 
 int run(int argc, char** argv) {
-  open_standard_fds();
-  ::signal(SIGPIPE, SIG_IGN);
+  settle_inherited_state();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const OptionTable& table = rendezvous_option_table();
   auto parsed = table.parse(arguments, process_environment());
