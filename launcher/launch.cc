@@ -191,7 +191,7 @@ class Launch {
     group.stdin_policy = stdin_policy(options_.stdin_policy);
     group.guard = guard_;
     group.logs = logs_;
-    group.recorder_bytes = kFlightBytes;
+    group.recorder_bytes = file_may_have(kFlightBytes) ? kFlightBytes : 0;  // a memfd is a file to ulimit -f
     auto workers = make_worker_group(io, std::move(group));
     flight_.watch(workers.get());
     return watch_group(std::move(workers), observers_);

@@ -102,7 +102,7 @@ void take_over(const InheritedState& state, const InheritedSignals& inherited, L
 }
 
 int run(int argc, char** argv) {
-  LaunchContext context;  // takes the signals' state first of all, for the workers
+  LaunchContext context;                   // takes the signals' state first of all, for the workers
   ::sigemptyset(&context.inherited.mask);  // a thread pool's mask is not meant for them: SIGTERM must reach them
   const InheritedState inherited = settle_inherited_state();
 

@@ -30,9 +30,16 @@ struct HostState {
   std::int64_t usable_cpus = 1;
   std::int64_t online_cpus = 1;
   std::int64_t open_files_soft = 0, open_files_hard = 0;
-  std::int64_t processes_soft = 0;  // RLIMIT_NPROC; 0 = no limit
+  std::int64_t processes_soft = 0;    // RLIMIT_NPROC; 0 = no limit
+  std::int64_t processes_in_use = 0;  // of them, this user's processes and threads; counted where the limit is low
+  std::optional<std::uint64_t> file_size_bytes;      // RLIMIT_FSIZE; nullopt = no limit, as in the next three
+  std::optional<std::uint64_t> address_space_bytes;  // RLIMIT_AS
+  std::optional<std::uint64_t> cpu_seconds;          // RLIMIT_CPU
+  std::optional<std::uint64_t> locked_memory_bytes;  // RLIMIT_MEMLOCK, where it counts for this user
+  bool infiniband = false;                           // there is an RDMA device, whose users lock memory
   std::optional<std::uint64_t> log_dir_free_bytes;
   std::optional<std::uint64_t> shm_size_bytes;  // of /dev/shm
+  std::optional<std::uint64_t> shm_free_bytes;
   std::string host_name;
   // Numeric, of our own name; empty = the name does not resolve; nullopt = not asked (a dead DNS takes seconds).
   std::optional<std::vector<std::string>> host_addresses;
@@ -44,6 +51,9 @@ HostState look_around(const std::string& log_dir);
 
 // All findings for this job, errors first; with `all` those that are fine too.
 std::vector<Finding> judge(const HostState& host, const LaunchOptions& options, bool all);
+
+// Whether a file (and shared memory without a name) may have this size: RLIMIT_FSIZE, hard since nobody raises it.
+bool file_may_have(std::uint64_t bytes);
 
 // First address of a network interface, IPv4 before IPv6, no link-local one. nullopt: it has none.
 std::optional<std::string> interface_address(const std::string& name);

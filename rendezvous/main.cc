@@ -55,15 +55,14 @@ std::size_t clients_that_fit() {
   return all - std::min(all / 4, kLeft);
 }
 
-asio::awaitable<void> serve_until_signalled(asio::io_context& io, RendezvousServer& server,
-                                            std::unique_ptr<MetricsServer>& metrics) {
-  asio::signal_set signals(io);
-  for (const int number : {SIGTERM, SIGINT}) {
-    // A script's `ddprun-rendezvous &` is not meant by the Ctrl-C for what runs in front: its shell says so like this.
-    struct sigaction action {};
-    if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
-    signals.add(number);
-  }
+// A script's `ddprun-rendezvous &` is not meant by the Ctrl-C for what runs in front: its shell ignores SIGINT for it.
+void catch_unless_ignored(asio::signal_set& signals, int number) {
+  struct sigaction action {};
+  if (::sigaction(number, nullptr, &action) != 0 || action.sa_handler != SIG_IGN) signals.add(number);
+}
+
+asio::awaitable<void> serve_until_signalled(RendezvousServer& server, std::unique_ptr<MetricsServer>& metrics,
+                                            asio::signal_set& signals) {
   constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
   const auto [error, number] = co_await signals.async_wait(as_tuple);
   log_info("stopping signal={} agents={}", number, server.agents());
@@ -93,6 +92,8 @@ int run(int argc, char** argv) {
   auto listener = tcp_listen(listen);
   if (!listener) return complain(code_of(listener.error()), listener.error().message());
   asio::io_context io(1);
+  asio::signal_set signals(io);  // caught before anybody is told that we are there
+  for (const int number : {SIGTERM, SIGINT}) catch_unless_ignored(signals, number);
   ServerOptions server_options;
   server_options.token = options->token;
   server_options.store.max_store_bytes = options->max_store_bytes;
@@ -126,7 +127,7 @@ int run(int argc, char** argv) {
   log_info("serving port={} metrics_port={}", server.port(), metrics ? std::to_string(metrics->port()) : "none");
   sd_notify("READY=1");
   std::exception_ptr failure;
-  asio::co_spawn(io, serve_until_signalled(io, server, metrics), [&](std::exception_ptr thrown) {
+  asio::co_spawn(io, serve_until_signalled(server, metrics, signals), [&](std::exception_ptr thrown) {
     failure = thrown;
     io.stop();
   });
