@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "common/check.h"
+#include "common/printable.h"
 
 namespace ddprun {
 namespace {
@@ -492,6 +493,16 @@ std::string OptionTable::markdown() const {
     out += "| " + shortcut + "`--" + spec.name + "` | " + (spec.env.empty() ? "" : "`" + spec.env + "`") + " | " +
            (spec.default_text.empty() ? "" : "`" + escape_cell(spec.default_text) + "`") + " | " +
            escape_cell(spec.compatibility) + " | " + escape_cell(spec.help) + " |\n";
+  }
+  return out;
+}
+
+std::string usage_sentence(std::string_view text) {
+  std::string out = printable(text);
+  if (text.find('\r') != std::string_view::npos) {
+    out +=
+        " (\\r is a carriage return: the file that this command stands in has Windows line ends; dos2unix FILE mends "
+        "it)";
   }
   return out;
 }

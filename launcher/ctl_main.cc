@@ -16,8 +16,8 @@
 #include "common/inherited_state.h"
 #include "common/log.h"
 #include "common/options.h"
+#include "common/printable.h"
 #include "common/standard_fds.h"
-#include "common/visible_text.h"
 #include "launcher/ctl_client.h"
 #include "launcher/ctl_doctor.h"
 #include "launcher/ctl_flight.h"
@@ -34,9 +34,8 @@ constexpr milliseconds kFlightLimit{60'000};  // between two messages; the daemo
 constexpr milliseconds kWatchPeriod{500};
 constexpr const char* kTokenHelp = "the daemon's secret; mode 600";
 
-// `more`: lines below it.
-int complain(int code, const std::string& text, const std::string& more = "") {
-  internal::write_stderr(fmt::format("ddpctl: {}\n", visible_sentence(text) + more));
+int complain(int code, const std::string& text, const std::string& lines_below = "") {
+  say("ddpctl: " + usage_sentence(text) + lines_below);
   return code;
 }
 
@@ -121,7 +120,7 @@ int command(const Endpoint& endpoint, const rdzv::OperatorMessage& message) {
   auto reply = ask(endpoint, message);
   if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
   if (!reply->ok) return complain(exit_code::kFailure, reply->text);
-  print_output(reply->text + "\n");
+  print_output(printable_lines(reply->text) + "\n");
   return exit_code::kOk;
 }
 

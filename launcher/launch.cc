@@ -192,7 +192,7 @@ class Launch {
     group.stdin_policy = stdin_policy(options_.stdin_policy);
     group.guard = guard_;
     group.logs = logs_;
-    group.recorder_bytes = file_may_have(kFlightBytes) ? kFlightBytes : 0;  // a memfd is a file to ulimit -f
+    group.recorder_bytes = kFlightBytes;
     auto workers = make_worker_group(io, std::move(group));
     flight_.watch(workers.get());
     return watch_group(std::move(workers), observers_);
@@ -211,7 +211,7 @@ class Launch {
     events.entrypoint = report_.entrypoint;
     std::array<char, 256> name{};
     if (::gethostname(name.data(), name.size() - 1) == 0) events.host_name = name.data();
-    events.write = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    events.write = [](const std::string& line) { internal::write_stderr(line + "\n"); };
     event_log_ = make_event_log(std::move(events));
     observers_.push_back(event_log_.get());
   }
@@ -354,7 +354,7 @@ class Launch {
       report_.exit_code = exit_code::kFailure;
     }
     const std::string text = report_.success ? earlier_attempts(report_) : to_text(report_);
-    if (!text.empty()) fmt::print(stderr, "{}", text);
+    if (!text.empty()) say(text);
     if (!options_.logs.report_file.empty()) {
       auto written = write_report_file(options_.logs.report_file, report_);
       if (!written) log_error("--report: {}", written.error().message());

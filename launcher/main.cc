@@ -17,7 +17,6 @@
 #include "common/log.h"
 #include "common/options.h"
 #include "common/standard_fds.h"
-#include "common/visible_text.h"
 #include "launcher/cpu_budget.h"
 #include "launcher/device.h"
 #include "launcher/embedded_services.h"
@@ -82,7 +81,7 @@ Error with_hint(Error error) {
 }
 
 int usage_error(const std::string& program, const Error& error) {
-  internal::write_stderr(fmt::format("{}: {}\n", program, visible_sentence(error.message())));
+  say(fmt::format("{}: {}", program, usage_sentence(error.message())));
   return exit_code::kUsage;
 }
 

@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "common/rdzv_protocol.h"
-#include "common/visible_text.h"
 #include "common/worker_env.h"
 #include "launcher/option_values.h"
 
@@ -416,7 +415,7 @@ Result<void> read_program(const ParsedOptions& parsed, Flavour flavour, LaunchOp
     return bad(parsed.source("module"), fmt::format("'{}' ends in a carriage return", out.program));
   }
   if (!out.arguments.empty() && out.arguments.back().ends_with('\r')) {  // it is the program's own, and may be meant
-    out.warnings.push_back(visible_sentence(
+    out.warnings.push_back(usage_sentence(
         fmt::format("the program's last argument, '{}', ends in a carriage return", out.arguments.back())));
   }
   out.no_python = parsed.flag("no-python");
@@ -503,7 +502,7 @@ void read_torch_variables(const HostFacts& host, LaunchOptions& out) {
     if (!name.starts_with("TORCHELASTIC_") && name != "TORCH_ELASTIC_WORKER_IDENTICAL") continue;
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     const auto near = nearest_name(name, known);
-    out.warnings.push_back(visible_sentence(fmt::format(
+    out.warnings.push_back(usage_sentence(fmt::format(
         "the variable {} has no effect on this launcher{}", name,
         name == "TORCHELASTIC_ENABLE_FILE_TIMER" || name == "TORCHELASTIC_TIMER_FILE"
             ? ": it has no file timer, so a worker's torch.distributed.elastic.timer ends nobody"

@@ -19,7 +19,6 @@
 #include <system_error>
 
 #include "common/exit_code.h"
-#include "common/flight_recorder.h"
 #include "common/options.h"
 #include "common/tcp.h"
 #include "launcher/cpu_budget.h"
@@ -277,11 +276,9 @@ class Judge {
   void inherited_limits() {
     if (host_.file_size_bytes) {
       add(Level::warning, "file size",
-          fmt::format(
-              "no file of the workers may be larger than {} bytes, checkpoints and logs included; ulimit -f "
-              "unlimited{}",
-              *host_.file_size_bytes,
-              *host_.file_size_bytes < kFlightBytes ? " (too small for flight records, so there are none)" : ""));
+          fmt::format("no file of the workers may be larger than {} bytes, checkpoints and logs included; ulimit -f "
+                      "unlimited",
+                      *host_.file_size_bytes));
     }
     if (host_.cpu_seconds) {
       add(Level::warning, "CPU time",
@@ -319,8 +316,6 @@ class Judge {
 };
 
 }  // namespace
-
-bool file_may_have(std::uint64_t bytes) { return soft_limit(RLIMIT_FSIZE).value_or(bytes) >= bytes; }
 
 std::optional<std::string> interface_address(const std::string& name) {
   ifaddrs* list = nullptr;

@@ -52,9 +52,6 @@ HostState look_around(const std::string& log_dir);
 // All findings for this job, errors first; with `all` those that are fine too.
 std::vector<Finding> judge(const HostState& host, const LaunchOptions& options, bool all);
 
-// Whether a file (and shared memory without a name) may have this size: RLIMIT_FSIZE, hard since nobody raises it.
-bool file_may_have(std::uint64_t bytes);
-
 // First address of a network interface, IPv4 before IPv6, no link-local one. nullopt: it has none.
 std::optional<std::string> interface_address(const std::string& name);
 

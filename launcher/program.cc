@@ -9,7 +9,6 @@
 #include <fstream>
 #include <optional>
 
-#include "common/visible_text.h"
 #include "launcher/option_values.h"
 
 namespace ddprun::launcher {
@@ -373,7 +372,7 @@ const FileLookup& disk_lookup() {
 
 Result<Program> resolve_program(const ProgramRequest& request, const FileLookup& files, const EnvLookup& env) {
   auto program = Resolver(request, files, env).resolve();
-  if (!program) return Error(program.error().code(), visible_sentence(program.error().message()));
+  if (!program) return Error(program.error().code(), usage_sentence(program.error().message()));
   return program;
 }
 

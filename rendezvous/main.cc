@@ -21,7 +21,6 @@
 #include "common/options.h"
 #include "common/standard_fds.h"
 #include "common/tcp.h"
-#include "common/visible_text.h"
 #include "rendezvous/metrics_server.h"
 #include "rendezvous/options.h"
 #include "rendezvous/sd_notify.h"
@@ -36,7 +35,7 @@ namespace {
 namespace asio = boost::asio;
 
 int complain(int code, const std::string& text) {
-  internal::write_stderr(fmt::format("ddprun-rendezvous: {}\n", visible_sentence(text)));
+  say("ddprun-rendezvous: " + usage_sentence(text));
   return code;
 }
 

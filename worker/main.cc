@@ -12,7 +12,6 @@
 #include "common/log.h"
 #include "common/options.h"
 #include "common/standard_fds.h"
-#include "common/visible_text.h"
 #include "common/worker_env.h"
 #include "worker/comm/bench.h"
 #include "worker/config.h"
@@ -30,7 +29,7 @@ namespace ddprun::trainer {
 namespace {
 
 int usage_error(const std::string& message) {
-  internal::write_stderr(fmt::format("trainer: {}\n", visible_sentence(message)));
+  say("trainer: " + usage_sentence(message));
   return exit_code::kUsage;
 }
 
