@@ -59,7 +59,8 @@ asio::awaitable<JobOutcome> Agent::Impl::run() {
   if (host && all_know) co_await host->drain(options.run_id, std::min(options.times.close_timeout, kDrain));
   store.reset();
   host.reset();
-  group.reset();
+  workers.reset();
+  group = nullptr;
   client.reset();
   co_return outcome;
 }
@@ -71,7 +72,7 @@ void Agent::Impl::stop(int signal) {
 }
 
 void Agent::Impl::forward(int signal) {
-  if (group) group->signal_all(signal);
+  if (group) group->forward(signal);
 }
 
 // --- events

@@ -14,6 +14,7 @@
 #include "common/result.h"
 #include "common/types.h"
 #include "launcher/job_outcome.h"
+#include "launcher/patient_group.h"
 #include "launcher/services.h"
 #include "launcher/worker_group.h"
 
@@ -79,7 +80,7 @@ struct RoundContext {
 };
 
 struct AgentHooks {
-  std::function<std::unique_ptr<WorkerGroup>()> make_group;
+  std::function<std::unique_ptr<PatientGroup>()> make_group;
   // RoundContext -> what to start. Errors end the job on this node with Error's sentence (exit 126/127 by `exit_code`).
   std::function<Result<std::vector<WorkerSpec>>(const RoundContext&)> make_specs;
   // The flight recorders of this node's workers, at most `max_bytes`; empty function: none.

@@ -15,6 +15,7 @@
 #include "common/rdzv_protocol.h"
 #include "common/task_group.h"
 #include "launcher/agent.h"
+#include "launcher/patient_group.h"
 #include "launcher/rendezvous_client.h"
 #include "launcher/restart_policy.h"
 
@@ -125,7 +126,7 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
   void begin_stop(Current& c, int signal, milliseconds patience);
   asio::awaitable<void> stop_group(int signal, milliseconds patience);
 
-  asio::awaitable<void> kill_group() { co_await group->stop(SIGKILL, milliseconds(0)); }
+  asio::awaitable<void> kill_group() { co_await workers->stop(SIGKILL, milliseconds(0)); }
   void handle(Current& c, Event& event);
   void on_exit(Current& c, const WorkerExit& exit);
   void decide(Current& c, const RestartPolicy::Decision& decision, TimePoint at);
@@ -157,7 +158,8 @@ class Agent::Impl : public std::enable_shared_from_this<Agent::Impl> {
   std::unique_ptr<RendezvousClient> client;
   std::optional<Listener> listener;
   std::unique_ptr<WorkerStore> store;
-  std::unique_ptr<WorkerGroup> group;
+  std::unique_ptr<PatientGroup> workers;
+  WorkerGroup* group = nullptr;  // of `workers`
   std::unique_ptr<Current> current;
   std::int64_t spawn_number = 0;
 };

@@ -109,8 +109,9 @@ void Agent::Impl::start_workers(Current& c) {
   context.run_id = options.run_id;
   auto specs = hooks.make_specs(context);
   if (!specs) return start_failed(c, specs.error());
-  if (!group) group = hooks.make_group();
-  auto started = group->start(std::move(*specs));
+  if (!workers) workers = hooks.make_group();
+  group = &workers->group();
+  auto started = workers->start(std::move(*specs));
   if (!started) return start_failed(c, started.error());
   c.started = true;
   c.started_at = SteadyClock::now();
@@ -122,7 +123,7 @@ void Agent::Impl::start_workers(Current& c) {
 
 asio::awaitable<void> Agent::Impl::pump_exits() {
   while (true) {
-    auto exit = co_await group->next_exit();
+    auto exit = co_await workers->next_exit();
     if (!exit) co_return;
     push(std::move(*exit));
   }
@@ -131,8 +132,11 @@ asio::awaitable<void> Agent::Impl::pump_exits() {
 void Agent::Impl::start_failed(Current& c, const Error& error) {
   FailureRecord record = blank_record(c);
   record.message = fmt::format("{} cannot start its workers: {}", self_host, error.message());
-  record.exit_code = error.code() == Errc::not_found ? exit_code::kProgramNotFound : exit_code::kNotExecutable;
-  report_failure(c, std::move(record), true);
+  record.exit_code = error.code() == Errc::not_found        ? exit_code::kProgramNotFound
+                     : error.code() == Errc::not_executable ? exit_code::kNotExecutable
+                     : error.code() == Errc::unsupported    ? exit_code::kPermanent
+                                                            : exit_code::kFailure;
+  report_failure(c, std::move(record), record.exit_code != exit_code::kFailure);
 }
 
 FailureRecord Agent::Impl::blank_record(const Current& c) const {
@@ -192,7 +196,7 @@ void Agent::Impl::begin_stop(Current& c, int signal, milliseconds patience) {
 }
 
 asio::awaitable<void> Agent::Impl::stop_group(int signal, milliseconds patience) {
-  co_await group->stop(signal, patience);
+  co_await workers->stop(signal, patience);
   push(Stopped());
 }
 
@@ -340,7 +344,7 @@ void Agent::Impl::on_stop_request(Current& c, int signal) {
     return;
   }
   if (c.stopping) {
-    group->signal_all(signal);  // they were being stopped for another reason
+    group->forward(signal);  // they were being stopped for another reason
   } else {
     begin_stop(c, signal, options.shutdown_timeout);
   }

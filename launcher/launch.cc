@@ -185,7 +185,7 @@ class Launch {
     return {};
   }
 
-  std::unique_ptr<WorkerGroup> make_group(asio::io_context& io) {
+  std::unique_ptr<PatientGroup> make_group(asio::io_context& io) {
     WorkerGroupOptions group;
     group.inherited = context_.inherited;
     group.output = options_.output;
@@ -193,9 +193,10 @@ class Launch {
     group.guard = guard_;
     group.logs = logs_;
     group.recorder_bytes = kFlightBytes;
-    auto workers = make_worker_group(io, std::move(group));
-    flight_.watch(workers.get());
-    return watch_group(std::move(workers), observers_);
+    auto workers = std::make_unique<PatientGroup>(io, std::move(group));
+    flight_.watch(&workers->group());
+    for (auto* observer : observers_) workers->group().add_listener(observer);
+    return workers;
   }
 
   void make_observers() {
