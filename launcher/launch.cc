@@ -29,6 +29,7 @@
 #include "launcher/flight.h"
 #include "launcher/guard.h"
 #include "launcher/log_tree.h"
+#include "launcher/lost_port.h"
 #include "launcher/numa.h"
 #include "launcher/preflight.h"
 #include "launcher/program.h"
@@ -177,9 +178,8 @@ class Launch {
     const auto budget = cpu_budget();
     command_.emplace(options_, std::move(*program), environment_map(environ), budget.usable());
     if (command_->omp_threads() > 0) {
-      log_info(
-          "OMP_NUM_THREADS={} for each of the {} workers: {} CPUs can be used here; set it yourself to change that",
-          command_->omp_threads(), options_.nproc, budget.usable());
+      log_info("OMP_NUM_THREADS={} for each of the {} workers: {}; set it yourself to change that",
+               command_->omp_threads(), options_.nproc, budget.text());
     }
     auto guard = Guard::start();
     if (!guard) return fail(exit_code::kFailure, guard.error().message());
@@ -209,6 +209,7 @@ class Launch {
     request.no_python = options_.no_python;
     request.run_path = options_.run_path;
     request.own_folder = context_.own_folder;
+    request.called_folder = context_.called_folder;
     return resolve_program(request, disk_lookup(), process_environment());
   }
 
@@ -321,22 +322,12 @@ class Launch {
   int supervise() {
     make_observers();
     auto outcome = run_job();
-    if (options_.workers_bind_master_port && options_.local_job && lost_the_port(outcome)) {
+    if (options_.workers_bind_master_port && options_.local_job &&
+        lost_master_port(outcome, SteadyClock::now() - started_)) {
       log_warning("somebody else took MASTER_PORT before worker 0 could bind it: once more with another port");
       outcome = run_job();
     }
     return finish(std::move(outcome));
-  }
-
-  // Only where worker 0 binds MASTER_PORT itself: between our letting go of it and its bind anybody may take it.
-  static bool lost_the_port(const JobOutcome& outcome) {
-    if (!outcome.root_cause || outcome.root_cause->restart_count != 0) return false;
-    for (const auto& line : outcome.root_cause->last_lines) {
-      if (line.find("EADDRINUSE") != std::string::npos || line.find("ddress already in use") != std::string::npos) {
-        return true;
-      }
-    }
-    return false;
   }
 
   JobOutcome run_job() {

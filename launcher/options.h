@@ -110,7 +110,8 @@ struct LaunchOptions {
 // What the host has, asked only when an option needs it; device.h and cpu_budget.h have the real answers.
 struct HostFacts {
   std::function<Result<std::int64_t>()> gpu_count;  // error: why GPUs cannot be counted (no driver library, ...)
-  std::function<std::int64_t()> cpu_count;          // CPUs in our affinity mask
+  std::function<std::int64_t()> cpu_count;          // CPUs that we may use
+  std::vector<std::string> variables;               // names of all variables of our environment
 };
 
 // The option table of either program: help, README, PET_* variables and parsing come from it.
