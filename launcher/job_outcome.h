@@ -27,7 +27,6 @@ struct JobOutcome {
   // What else a person should know of the end: "rank 1 ended with 0 at 04:12:07, 40 s before the others".
   std::vector<std::string> notes;
   std::vector<FailureRecord> failures;  // of the whole job, by the rendezvous's clock, root cause included
-  std::vector<std::string> notes;       // what else of this node belongs to the last word, a sentence each
 };
 
 JobOutcome outcome_of(JobOutcome::Kind kind, int exit_code, std::string reason);

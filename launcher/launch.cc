@@ -72,6 +72,8 @@ AgentOptions agent_options(const LaunchOptions& options) {
   out.on_silence = options.conf.keep_on_silence ? OnSilence::keep : OnSilence::stop;
   out.shutdown_timeout = options.shutdown_timeout;
   out.restart_backoff = options.restart_backoff;
+  out.signal_groups = options.signal_group;
+  out.wait_for_helpers = options.leftovers == Leftovers::wait;
   out.crash_loop_limit = static_cast<int>(options.crash_loop_limit);
   out.topology_key = options.topology_key;
   return out;
