@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <cerrno>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -88,18 +89,36 @@ WorkerGroup::WorkerGroup(asio::io_context& io, WorkerGroupOptions options)
       memory_(options_.proc_root, options_.cgroup_root),
       child_signals_(io, SIGCHLD),
       window_signals_(io),
-      hub_(
-          io.get_executor(), options_.output, [this](OutputHub::Ended ended) { output_ended(std::move(ended)); },
-          [](std::string problem) { log_warning("{}", problem); }),
       cgroup_(options_.proc_root, options_.cgroup_root, options_.use_cgroup, options_.guard),
       sweeper_(io, sweeper_options(), cgroup_) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   lift_file_size_limit();
   if (options_.host_name.empty()) options_.host_name = short_host_name();
   wait_for_child_signal();
-  if (hub_.is_terminal(OutputHub::Target::console_stdout) || hub_.is_terminal(OutputHub::Target::console_stderr)) {
+}
+
+void WorkerGroup::open_hub() {
+  if (hub_) return;
+  hub_.emplace(
+      io_.get_executor(), options_.output, [this](OutputHub::Ended ended) { output_ended(std::move(ended)); },
+      [](std::string problem) { log_warning("{}", problem); });
+  if (hub_->is_terminal(OutputHub::Target::console_stdout) || hub_->is_terminal(OutputHub::Target::console_stderr)) {
     window_signals_.add(SIGWINCH);
     wait_for_window_signal();
+  }
+}
+
+// The hub starts its thread with the first stream, for which there may be no room.
+Result<void> WorkerGroup::start_pumps(WorkerStdio& stdio) {
+  sigset_t mask;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  try {
+    stdio.start_pumps(*hub_);
+    return {};
+  } catch (const std::system_error& e) {
+    ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+    hub_.reset();  // the next attempt gets another
+    return start_error(e.code().value(), "cannot start the thread that moves the workers' output");
   }
 }
 
@@ -108,7 +127,7 @@ WorkerGroup::~WorkerGroup() {
   if (drain_ != Drain::told) {
     end_now();
     for (auto& [rank, worker] : workers_) finish_output(*worker);
-    hub_.wait_until_ended(kEndOutput);
+    if (hub_) hub_->wait_until_ended(kEndOutput);
   }
 }
 
@@ -162,6 +181,7 @@ Result<void> WorkerGroup::start(std::vector<WorkerSpec> specs) {
 }
 
 Result<void> WorkerGroup::start_all(std::vector<WorkerSpec> specs) {
+  open_hub();
   AttemptFolder folder;
   if (options_.logs && !specs.empty()) {
     const StreamChoice& redirects = options_.output.redirects;
@@ -174,7 +194,7 @@ Result<void> WorkerGroup::start_all(std::vector<WorkerSpec> specs) {
     folder = *std::move(made);
     if (!options_.logs->temporary() && !folder.path.empty()) log_info("logs of this attempt: {}", folder.path);
   }
-  auto stdio = AttemptStdio::make(options_, hub_, folder);
+  auto stdio = AttemptStdio::make(options_, *hub_, folder);
   if (!stdio) return std::move(stdio).error();
   cgroup_.renew();
   for (WorkerSpec& spec : specs) {
@@ -212,12 +232,12 @@ Result<void> WorkerGroup::start_one(WorkerSpec spec, const AttemptFolder& folder
   }
   worker->pid = *pid;
   worker->child = *std::move(child);
-  stdio->start_pumps(hub_);
-  for (const int id : stdio->hub_ids()) open_outputs_.emplace(id, rank.value);
   worker->stdio = *std::move(stdio);
   ++alive_;
   workers_[rank.value] = worker;
   sweeper_.add_worker(rank, *pid);
+  if (auto pumped = start_pumps(worker->stdio); !pumped) return pumped;
+  for (const int id : worker->stdio.hub_ids()) open_outputs_.emplace(id, rank.value);
   watch(worker);
   return {};
 }
@@ -405,7 +425,7 @@ void WorkerGroup::drain() {
 
 void WorkerGroup::hurry() {
   drain();
-  if (!std::exchange(hurried_, true)) hub_.set_console_patience(milliseconds(500));
+  if (!std::exchange(hurried_, true) && hub_) hub_->set_console_patience(milliseconds(500));
   sweeper_.hurry();
 }
 
@@ -421,7 +441,9 @@ void WorkerGroup::advance() {
 }
 
 void WorkerGroup::finish_output(Worker& worker) {
-  for (const int id : worker.stdio.hub_ids()) hub_.finish(id, kSourceLimit);
+  for (const int id : worker.stdio.hub_ids()) {
+    if (hub_) hub_->finish(id, kSourceLimit);
+  }
 }
 
 void WorkerGroup::output_ended(OutputHub::Ended done) {
@@ -507,7 +529,7 @@ void WorkerGroup::wait_for_child_signal() {
 void WorkerGroup::wait_for_window_signal() {
   window_signals_.async_wait(while_alive([this](const boost::system::error_code& ec, int) {
     if (ec) return;
-    hub_.copy_window_size();
+    hub_->copy_window_size();
     // They have no controlling terminal that would send it.
     for (auto& [rank, worker] : workers_) {
       if (!worker->ended) send(*worker, SIGWINCH, SignalScope::group);

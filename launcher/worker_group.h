@@ -28,6 +28,7 @@
 namespace ddprun::launcher {
 
 class AttemptStdio;
+struct WorkerStdio;
 
 // Everything that one round's workers need; worker i gets env[i].
 struct WorkerSpec {
@@ -143,6 +144,8 @@ class WorkerGroup {
   struct Worker;
   enum class Drain { no, wanted, helpers, output, told };
 
+  void open_hub();
+  Result<void> start_pumps(WorkerStdio& stdio);
   Result<void> start_all(std::vector<WorkerSpec> specs);
   Result<void> start_one(WorkerSpec spec, const AttemptFolder& folder, const AttemptStdio& attempt);
   void give_recorder(Worker& worker, SpawnSpec& process);
@@ -170,7 +173,7 @@ class WorkerGroup {
   std::vector<WorkerGroupListener*> listeners_;
   OomWatch memory_;
   boost::asio::signal_set child_signals_, window_signals_;
-  OutputHub hub_;
+  std::optional<OutputHub> hub_;  // from the first start() on
   WorkerCgroup cgroup_;
   Sweeper sweeper_;
 
