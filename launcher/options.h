@@ -13,6 +13,7 @@
 #include "common/result.h"
 #include "common/types.h"
 #include "launcher/output.h"
+#include "launcher/stdin_policy.h"
 
 // Flags and PET_* variables -> LaunchOptions: checked values, nothing done yet. Pure: the environment and the host's
 // facts (device counts) come in as arguments.
@@ -83,7 +84,7 @@ struct LaunchOptions {
   std::vector<std::string> devices;                              // --devices; empty = as inherited
   std::string numa_binding;                                      // "", node, socket, exclusive, core-complex
   bool virtual_local_rank = false;
-  enum class Stdin { first, all, none } stdin_policy = Stdin::first;
+  StdinPolicy stdin_policy;
 
   // supervision
   std::vector<int> signals_to_handle;   // end the job
@@ -98,6 +99,7 @@ struct LaunchOptions {
   OutputPolicy output;
   LogOptions logs;
   std::string log_level = "info";
+  bool log_level_given = false;
 
   // Things the user should hear once, before the start ("unknown --rdzv-conf key 'jion_timeout' ...").
   std::vector<std::string> warnings;

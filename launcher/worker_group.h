@@ -17,6 +17,7 @@
 #include "launcher/log_tree.h"
 #include "launcher/output.h"
 #include "launcher/process.h"
+#include "launcher/stdin_policy.h"
 
 namespace ddprun::launcher {
 
@@ -50,16 +51,10 @@ struct WorkerEvidence {
   bool last_lines_are_stdout = false;
 };
 
-enum class StdinPolicy {
-  first,  // ours for local rank 0, the null device for the others
-  all,    // ours for everyone (torchrun's way: they race for it)
-  none,   // the null device
-};
-
 struct WorkerGroupOptions {
   InheritedSignals inherited;  // as main() found them
   OutputPolicy output;
-  StdinPolicy stdin_policy = StdinPolicy::first;
+  StdinPolicy stdin_policy;
   std::shared_ptr<Guard> guard;     // may be null
   std::shared_ptr<LogTree> logs;    // may be null: no files
   std::string host_name;            // ${hostname} of the prefix; "" = this host's short name
