@@ -22,6 +22,7 @@
 
 #include "common/exit_code.h"
 #include "common/log.h"
+#include "common/printable.h"
 #include "launcher/agent.h"
 #include "launcher/cpu_budget.h"
 #include "launcher/device.h"
@@ -77,18 +78,6 @@ AgentOptions agent_options(const LaunchOptions& options) {
   out.crash_loop_limit = static_cast<int>(options.crash_loop_limit);
   out.topology_key = options.topology_key;
   return out;
-}
-
-StdinPolicy stdin_policy(LaunchOptions::Stdin policy) {
-  switch (policy) {
-    case LaunchOptions::Stdin::all:
-      return StdinPolicy::all;
-    case LaunchOptions::Stdin::none:
-      return StdinPolicy::none;
-    case LaunchOptions::Stdin::first:
-      break;
-  }
-  return StdinPolicy::first;
 }
 
 // Signals that would end us, or that we took while the job ran.
@@ -156,6 +145,10 @@ class Launch {
   }
 
   int run() {
+    // Somebody looks on: a job on this node that goes well needs no words. With several nodes waits have to be
+    // explained.
+    quiet_ = !options_.log_level_given && options_.nnodes_max == 1 && ::isatty(STDERR_FILENO) == 1;
+    if (quiet_) log_set_level(LogLevel::warning);
     for (const auto& warning : options_.warnings) log_warning("{}", warning);
     for (const auto& note : options_.notes) log_info("{}", note);
     if (const std::string path = options_.logs.report_file; !path.empty()) {
@@ -197,7 +190,8 @@ class Launch {
                                            .message());
       }
     }
-    auto logs = LogTree::open(options_.logs.log_dir, options_.run_id.value, guard_);
+    auto logs = LogTree::open(options_.logs.log_dir, options_.run_id.value, guard_,
+                              options_.nnodes_max > 1 ? report_.host : "");
     if (!logs) return fail(exit_code::kUsage, logs.error().message());
     logs_ = *logs;
     return supervise();
@@ -254,7 +248,7 @@ class Launch {
     // A console that nobody reads must not hold up an end for longer than workers may.
     group.output.console_patience =
         std::clamp(options_.shutdown_timeout, std::chrono::milliseconds(1000), group.output.console_patience);
-    group.stdin_policy = stdin_policy(options_.stdin_policy);
+    group.stdin_policy = options_.stdin_policy;
     group.signal_scope = options_.signal_group ? SignalScope::group : SignalScope::worker;
     group.leftovers = options_.leftovers;
     group.leftover_times.asked = options_.shutdown_timeout;
@@ -382,9 +376,9 @@ class Launch {
       const std::string name = signal_text(number);
       switch (policy.on(number, SteadyClock::now())) {
         case SignalPolicy::Action::stop:
-          log_info("{}: {}; workers get it and have {} s", name,
-                   options_.nnodes_max > 1 ? "this node leaves the job" : "the job ends",
-                   options_.shutdown_timeout.count() / 1000.0);
+          log_warning("{}: {}; workers get it and have {} s", name,
+                      options_.nnodes_max > 1 ? "this node leaves the job" : "the job ends",
+                      options_.shutdown_timeout.count() / 1000.0);
           agent.stop(number);
           break;
         case SignalPolicy::Action::stop_now:
@@ -430,6 +424,9 @@ class Launch {
     }
     const std::string text = report_.success ? earlier_attempts(report_) : to_text(report_);
     if (!text.empty()) say(text);
+    if (quiet_ && report_.success && !report_.log_folder.empty()) {
+      say("ddprun: logs are in " + printable(report_.log_folder));
+    }
     if (report_file_) {
       auto written = report_file_->write(to_json(report_));
       if (!written) {
@@ -460,6 +457,7 @@ class Launch {
   std::unique_ptr<JobObserver> event_log_;
   std::vector<JobObserver*> observers_;
   TimePoint started_;
+  bool quiet_ = false;  // on a terminal: no words for a job that goes well
 };
 
 }  // namespace

@@ -408,10 +408,14 @@ Result<void> read_workers(const ParsedOptions& parsed, LaunchOptions& out) {
   out.signal_group = parsed.text("signal-scope") == "group";
   const auto& leftovers = parsed.text("leftovers");
   out.leftovers = leftovers == "wait" ? Leftovers::wait : leftovers == "keep" ? Leftovers::keep : Leftovers::end;
-  const auto& stdin_policy = parsed.text("stdin");
-  out.stdin_policy = stdin_policy == "all"    ? LaunchOptions::Stdin::all
-                     : stdin_policy == "none" ? LaunchOptions::Stdin::none
-                                              : LaunchOptions::Stdin::first;
+  auto stdin_policy = parse_stdin_policy(parsed.text("stdin"));
+  if (!stdin_policy) return bad(parsed.source("stdin"), stdin_policy.error().message());
+  out.stdin_policy = *stdin_policy;
+  if (out.stdin_policy.kind == StdinPolicy::Kind::one && out.stdin_policy.rank.value >= out.nproc) {
+    return bad(parsed.source("stdin"),
+               fmt::format("there is no local rank {}: this node has {} {}", out.stdin_policy.rank.value, out.nproc,
+                           out.nproc == 1 ? "worker" : "workers"));
+  }
   out.numa_binding = parsed.text("numa-binding");
   out.virtual_local_rank = parsed.flag("virtual-local-rank");
   if (out.virtual_local_rank && !out.devices.empty() && std::int64_t(out.devices.size()) < out.nproc) {
@@ -542,6 +546,7 @@ Result<void> read_log_level(const ParsedOptions& parsed, const EnvLookup& env, L
   if (word == "warn") word = "warning";
   if (word == "debug" || word == "info" || word == "warning" || word == "error") {
     out.log_level = word;
+    out.log_level_given = true;
   } else if (own) {
     return bad(parsed.source("log-level"), fmt::format("'{}' is none of debug, info, warning, error", word));
   }

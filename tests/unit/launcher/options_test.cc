@@ -377,6 +377,8 @@ TEST(LaunchOptions, FiltersThatSeeNothingAreSaid) {
 
 TEST(LaunchOptions, LogLevel) {
   EXPECT_EQ(good({"x"}).log_level, "info");
+  EXPECT_FALSE(good({"x"}).log_level_given);
+  EXPECT_TRUE(good({"--log-level=info", "x"}).log_level_given);
   EXPECT_EQ(good({"x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "warning");
   EXPECT_EQ(good({"--log-level=debug", "x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "debug");
   EXPECT_THAT(problem({"--log-level=loud", "x"}), HasSubstr("'loud' is none of"));
@@ -409,6 +411,30 @@ TEST(LaunchOptions, CompletionNamesEveryOption) {
     const auto script = completion_script(Flavour::run, shell);
     for (const auto& spec : option_table(Flavour::run).options()) EXPECT_THAT(script, HasSubstr("--" + spec.name));
   }
+}
+
+TEST(LaunchOptions, StandardInput) {
+  using Source = StdinPolicy::Source;
+  const auto given_to = [](const StdinPolicy& policy, Source source) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      if (policy.gives(LocalRank(rank), source)) ranks.push_back(rank);
+    }
+    return ranks;
+  };
+  using Ranks = std::vector<int>;
+  const auto policy = [](const char* text) { return good({"--nproc-per-node=3", text, "x"}).stdin_policy; };
+  const StdinPolicy automatic = good({"--nproc-per-node=3", "x"}).stdin_policy;
+  EXPECT_EQ(given_to(automatic, Source::terminal), (Ranks{0, 1, 2}));
+  EXPECT_EQ(given_to(automatic, Source::background_terminal), Ranks{});
+  EXPECT_EQ(given_to(automatic, Source::other), Ranks{0});
+  EXPECT_EQ(given_to(policy("--stdin=auto"), Source::other), Ranks{0});
+  EXPECT_EQ(given_to(policy("--stdin=first"), Source::terminal), Ranks{0});
+  EXPECT_EQ(given_to(policy("--stdin=all"), Source::other), (Ranks{0, 1, 2}));
+  EXPECT_EQ(given_to(policy("--stdin=none"), Source::terminal), Ranks{});
+  EXPECT_EQ(given_to(policy("--stdin=2"), Source::other), Ranks{2});
+  EXPECT_THAT(problem({"--nproc-per-node=3", "--stdin=3", "x"}), HasSubstr("there is no local rank 3"));
+  EXPECT_THAT(problem({"--stdin=1x", "x"}), HasSubstr("'1x' is none of auto, first, all, none, a local rank"));
 }
 
 }  // namespace
