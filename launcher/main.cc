@@ -92,17 +92,24 @@ void take_over(const InheritedState& state, const InheritedSignals& inherited, L
         "the working directory was removed: no relative name is found, and the workers start there too; cd to one that "
         "exists");
   }
+  const auto handles = [&options](int number) {
+    const auto& handled = options.signals_to_handle;
+    return std::find(handled.begin(), handled.end(), number) != handled.end();
+  };
+  if (inherited.ignored(SIGTERM) && handles(SIGTERM)) {
+    options.warnings.emplace_back(
+        "SIGTERM was ignored when this started (a trap '' TERM of a script?): it ends neither the job nor its workers; "
+        "SIGINT and ddpctl stop do");
+  }
   if (state.alarm.count() == 0 || inherited.ignored(SIGALRM)) return;
-  auto& handled = options.signals_to_handle;
-  if (std::find(handled.begin(), handled.end(), SIGALRM) == handled.end()) handled.push_back(SIGALRM);
+  if (!handles(SIGALRM)) options.signals_to_handle.push_back(SIGALRM);
   options.warnings.push_back(fmt::format(
       "an alarm that was set before our start rings in {:.1f} s: SIGALRM ends the job then, as SIGTERM would",
       static_cast<double>(state.alarm.count()) / 1000));
 }
 
 int run(int argc, char** argv) {
-  LaunchContext context;                   // takes the signals' state first of all, for the workers
-  ::sigemptyset(&context.inherited.mask);  // a thread pool's mask is not meant for them: SIGTERM must reach them
+  LaunchContext context;  // takes the signals' state first of all, for the workers
   const InheritedState inherited = settle_inherited_state();
 
   const std::string_view called = argc > 0 ? argv[0] : "ddprun";

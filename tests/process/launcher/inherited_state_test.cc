@@ -76,6 +76,13 @@ TEST_F(Inherited, WhatWasIgnoredStaysIgnoredInTheWorkersButForSigchld) {
   EXPECT_THAT(end.out, AllOf(HasSubstr("SigIgn:\t0000000000000001"), HasSubstr("child 7"))) << end.err;
 }
 
+TEST_F(Inherited, ASigtermThatIsIgnoredIsSaid) {
+  const auto end = sh("signal.signal(signal.SIGTERM, signal.SIG_IGN)", "kill -TERM $$; echo ran").wait();
+  EXPECT_EQ(end.out, "ran\n") << end.err;
+  EXPECT_THAT(end.err, HasSubstr("SIGTERM was ignored when this started"));
+  EXPECT_THAT(sh("signal.signal(signal.SIGHUP, signal.SIG_IGN)", "true").wait().err, Not(HasSubstr("was ignored")));
+}
+
 TEST_F(Inherited, ADaemonInTheBackgroundOfAScriptIsNotEndedByItsInterrupt) {
   auto daemon = start("signal.signal(signal.SIGINT, signal.SIG_IGN)", {"ddprun-rendezvous", "--port", "0"});
   ASSERT_TRUE(daemon.wait_for("serving port="));
