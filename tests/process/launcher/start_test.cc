@@ -172,6 +172,8 @@ TEST_F(RunPath, EndsWithoutTakingTheInterpreterDown) {
 TEST_F(RunPath, KeepsTheScriptsExitCodeAndWords) {
   EXPECT_EQ(run("import sys; sys.exit(5)").code, 5);
   EXPECT_EQ(run("import sys; sys.exit()").code, 0);
+  EXPECT_EQ(run("import sys; sys.stdout.close(); sys.stderr = None").code, 0);
+  EXPECT_EQ(run("import os, sys; sys.stdout = open('/dev/full', 'w'); print('lost')").code, 120);
   auto end = run("import sys; sys.exit('no data')");
   EXPECT_EQ(end.code, 1);
   EXPECT_THAT(end.err, HasSubstr("no data\n"));
