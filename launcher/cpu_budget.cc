@@ -10,6 +10,8 @@
 #include <sstream>
 #include <vector>
 
+#include "common/worker_env.h"
+
 namespace ddprun::launcher {
 namespace {
 
@@ -79,7 +81,7 @@ std::optional<std::int64_t> slurm_cpus(const EnvLookup& env) {
   };
   std::optional<std::int64_t> cpus = number("SLURM_CPUS_PER_TASK");
   // Outside of a step (a batch script without srun) nobody else runs this node's tasks.
-  if (cpus && !env("SLURM_STEP_ID")) *cpus *= std::min<std::int64_t>(number("SLURM_TASKS_PER_NODE").value_or(1), 4096);
+  if (cpus && !in_slurm_step(env)) *cpus *= std::min<std::int64_t>(number("SLURM_TASKS_PER_NODE").value_or(1), 4096);
   if (const auto on_node = number("SLURM_CPUS_ON_NODE")) cpus = std::min(cpus.value_or(*on_node), *on_node);
   return cpus;
 }

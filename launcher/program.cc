@@ -293,7 +293,8 @@ class Resolver {
         "getattr(atexit, '_run_exitfuncs', lambda: None)()\n"
         "for stream in (sys.stdout, sys.stderr):\n"
         "    try:\n"
-        "        stream.flush()\n"
+        "        if not getattr(stream, 'closed', stream is None):\n"
+        "            stream.flush()\n"
         "    except Exception:\n"
         "        code = code or 120\n"  // as the interpreter itself
         "os._exit(code & 255)\n";

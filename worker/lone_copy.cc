@@ -9,11 +9,14 @@
 #include <string>
 #include <string_view>
 
+#include "common/worker_env.h"
+
 namespace ddprun::trainer {
 namespace {
 
-// How those who start copies number them. Sources: srun(1), mpirun of Open MPI 4 and 5, Hydra's and Slurm's PMI, JSM of
-// LSF, flux-environment(7).
+// How those who start copies number them; the first that did decides, for an mpirun inside of a Slurm job leaves the
+// variables of Slurm's step that its own daemons are. Sources: mpirun of Open MPI 4 and 5, MVAPICH, Hydra (its
+// MPI_LOCALNRANKS tells it from Slurm's PMI), srun(1), JSM of LSF, flux-environment(7).
 struct Starter {
   const char* name;
   const char* rank;
@@ -22,11 +25,12 @@ struct Starter {
   const char* per_node;    // one process a node, in its words
 };
 constexpr std::array kStarters = {
-    Starter{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "", "srun --ntasks-per-node=1"},
     Starter{"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
-            "mpirun --map-by ppr:1:node --bind-to none"},
+            "mpirun -N 1 --bind-to none"},
     Starter{"mpirun", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "mpirun -ppn 1"},
-    Starter{"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "mpiexec -ppn 1"},
+    Starter{"mpiexec", "MPI_LOCALRANKID", "PMI_SIZE", "MPI_LOCALNRANKS", "mpiexec -ppn 1"},
+    Starter{"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "", "srun --ntasks-per-node=1"},
+    Starter{"mpiexec", "PMI_RANK", "PMI_SIZE", "", "mpiexec -ppn 1"},
     Starter{"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE", "jsrun -r 1"},
     Starter{"flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "", "flux run --tasks-per-node=1"},
 };
@@ -40,13 +44,13 @@ std::optional<std::int64_t> number(const EnvLookup& env, const std::string& name
   return value;
 }
 
-// Slurm's SLURM_STEP_NUM_TASKS is of srun's copies. SLURM_NTASKS is the whole job's too, whose batch script
-// (SLURM_PROCID is 0 there) runs once.
+// nullopt: it did not start us.
 std::optional<std::int64_t> copies(const EnvLookup& env, const Starter& starter, std::int64_t rank) {
-  if (auto size = number(env, starter.size)) return size;
-  if (std::string_view(starter.name) == "srun" && (rank > 0 || env("SLURM_STEP_ID")))
-    return number(env, "SLURM_NTASKS");
-  return std::nullopt;
+  if (std::string_view(starter.name) != "srun") return number(env, starter.size);
+  // SLURM_NTASKS is the whole job's, whose batch script (SLURM_PROCID is 0 there) runs once.
+  if (env("SLURM_PTY_PORT") || (rank == 0 && env("SLURM_STEP_ID") && !in_slurm_step(env))) return std::nullopt;
+  if (const auto size = number(env, starter.size)) return size;
+  return rank > 0 || in_slurm_step(env) ? number(env, "SLURM_NTASKS") : std::nullopt;
 }
 
 std::optional<std::int64_t> nodes(const EnvLookup& env, const Starter& starter, std::int64_t size) {
@@ -71,7 +75,8 @@ Result<void> check_lone_copy(const EnvLookup& env) {
     const auto rank = number(env, starter.rank);
     if (!rank) continue;
     const auto size = copies(env, starter, *rank);
-    if (!size || *size < 2) continue;
+    if (!size) continue;
+    if (*size < 2) return {};
     const std::int64_t hosts = nodes(env, starter, *size).value_or(1);
     const std::string who =
         fmt::format("this is one of {} copies that {} started ({}={})", *size, starter.name, starter.rank, *rank);

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 
 #include "tests/support/surface_run.h"
 
@@ -69,6 +70,52 @@ TEST_F(Start, SlurmsCpusCount) {
   EXPECT_THAT(end.err, HasSubstr(": 1 CPU can be used here"));
 }
 
+// A control group that may use one CPU, and one without a limit of its own in it, as containers are nested.
+class QuotaGroup {
+ public:
+  QuotaGroup() {
+    for (const std::string root : {"/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"}) {
+      outer_ = root + "/ddprun_test_" + std::to_string(::getpid());
+      std::error_code failure;
+      if (!std::filesystem::create_directory(outer_, failure) || failure) continue;
+      const bool v1 = std::filesystem::exists(outer_ + "/cpu.cfs_quota_us");
+      std::ofstream quota(outer_ + (v1 ? "/cpu.cfs_quota_us" : "/cpu.max"), std::ios::in);
+      quota << (v1 ? "100000" : "100000 100000") << std::flush;
+      if (quota && std::filesystem::create_directory(inner(), failure)) return;
+      std::filesystem::remove(outer_, failure);
+    }
+    outer_.clear();
+  }
+  ~QuotaGroup() {
+    if (outer_.empty()) return;
+    ::rmdir(inner().c_str());
+    ::rmdir(outer_.c_str());
+  }
+  QuotaGroup(const QuotaGroup&) = delete;
+  QuotaGroup& operator=(const QuotaGroup&) = delete;
+  bool made() const { return !outer_.empty(); }
+  std::string inner() const { return outer_ + "/inner"; }
+
+ private:
+  std::string outer_;
+};
+
+TEST_F(Start, AContainersQuotaCounts) {
+  if (::sysconf(_SC_NPROCESSORS_ONLN) < 2) GTEST_SKIP() << "needs two CPUs";
+  const QuotaGroup group;
+  if (!group.made()) GTEST_SKIP() << "needs to make a control group with a CPU quota";
+  const auto inside = [&](const std::string& arguments) {
+    return runner.run(
+        {"/bin/sh", "-c",
+         "echo $$ > " + group.inner() + "/cgroup.procs && exec " + DDPRUN_BINARY_DIR + "/ddprun " + arguments});
+  };
+  auto end = inside("--nproc-per-node=cpu --no-python sh -c 'echo $WORLD_SIZE'");
+  EXPECT_EQ(end.out, "1\n") << end.err;
+  end = inside("--nproc-per-node=2 --no-python sh -c 'echo $OMP_NUM_THREADS'");
+  EXPECT_EQ(end.out, "1\n1\n") << end.err;
+  EXPECT_THAT(end.err, HasSubstr("1 CPU can be used here (the control group's quota is 1)"));
+}
+
 TEST_F(Start, AnInactiveEnvironmentsOwnPython) {
   for (const char* name : {"env/bin", "active/bin"}) {
     std::filesystem::create_directories(runner / name);
@@ -125,6 +172,8 @@ TEST_F(RunPath, EndsWithoutTakingTheInterpreterDown) {
 TEST_F(RunPath, KeepsTheScriptsExitCodeAndWords) {
   EXPECT_EQ(run("import sys; sys.exit(5)").code, 5);
   EXPECT_EQ(run("import sys; sys.exit()").code, 0);
+  EXPECT_EQ(run("import sys; sys.stdout.close(); sys.stderr = None").code, 0);
+  EXPECT_EQ(run("import os, sys; sys.stdout = open('/dev/full', 'w'); print('lost')").code, 120);
   auto end = run("import sys; sys.exit('no data')");
   EXPECT_EQ(end.code, 1);
   EXPECT_THAT(end.err, HasSubstr("no data\n"));

@@ -51,6 +51,8 @@ TEST(CpuBudget, InABatchScriptAllTasksOfTheNodeAreOurs) {
   EXPECT_EQ(slurm(batch), 8);
   batch["SLURM_STEP_ID"] = "0";
   EXPECT_EQ(slurm(batch), 2);
+  batch["SLURM_STEP_ID"] = "4294967290";  // salloc's shell, as a step
+  EXPECT_EQ(slurm(batch), 8);
 }
 
 }  // namespace
