@@ -31,7 +31,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTrackerTime{10'000};  // as LeftoverTimes::tracker
-constexpr int kMaxReplacements = 10;          // one that dies at once, again and again, is no help
+constexpr milliseconds kUnknownTime{1'000};
+constexpr milliseconds kLook{5}, kLongLook{100};
+constexpr int kMaxReplacements = 10;  // one that dies at once, again and again, is no help
 
 long long to_number(std::string_view text) {
   long long number = 0;
@@ -81,7 +83,9 @@ struct Stray {
   bool tracker = false;
 };
 
-std::vector<Stray> find_strays(const GuardDuties& duties) {
+// A process that waits in the kernel (state D) may not show its command without making us wait, too: it counts as a
+// tracker as long as `unknown_is_tracker`.
+std::vector<Stray> find_strays(const GuardDuties& duties, bool unknown_is_tracker) {
   std::set<pid_t> sessions;
   for (const auto& [leader, start_time] : duties.sessions) {
     const auto stat = read_process_stat("/proc", leader);
@@ -100,33 +104,32 @@ std::vector<Stray> find_strays(const GuardDuties& duties) {
   for (const pid_t pid : found) {
     const auto stat = read_process_stat("/proc", pid);
     if (!stat || stat->is_dead() || pid == ::getpid()) continue;
-    strays.push_back({pid, stat->start_time, stat->state != 'D' && is_tracker("/proc", pid)});
+    const bool tracker = stat->state == 'D' ? unknown_is_tracker : is_tracker("/proc", pid);
+    strays.push_back({pid, stat->start_time, tracker});
   }
   return strays;
 }
 
-// Those that clean up after the others come last, and end by themselves then.
+// Those that clean up after the others are left alone, and end by themselves then.
 void kill_workers(const GuardDuties& duties) {
   if (duties.token.empty() && duties.cgroups.empty()) return;
   const milliseconds begin = boot_time();
   // Until nothing is found three times: a process may have forked while we looked, and one that is in the middle of
   // an exec shows no environment.
-  int quiet = 0;
-  for (int round = 0; round < 200 && quiet < 3; ++round) {
-    bool others = false;
-    for (const Stray& stray : find_strays(duties)) {
-      if (stray.tracker) continue;
-      others = true;
-      signal_if_same("/proc", stray.pid, stray.start_time, SIGKILL);
+  milliseconds pause = kLook;
+  for (int quiet = 0; quiet < 3 && boot_time() < begin + kTrackerTime;) {
+    const auto strays = find_strays(duties, boot_time() < begin + kUnknownTime);
+    const bool others = std::any_of(strays.begin(), strays.end(), [](const Stray& stray) { return !stray.tracker; });
+    for (const Stray& stray : strays) {
+      if (!stray.tracker) signal_if_same("/proc", stray.pid, stray.start_time, SIGKILL);
     }
-    quiet = others ? 0 : quiet + 1;
-    std::this_thread::sleep_for(milliseconds(5));
-  }
-  for (milliseconds pause(5); boot_time() < begin + kTrackerTime; pause = std::min(pause * 2, milliseconds(100))) {
-    if (find_strays(duties).empty()) break;
+    quiet = strays.empty() ? quiet + 1 : 0;
+    pause = others || strays.empty() ? kLook : std::min(pause * 2, kLongLook);
     std::this_thread::sleep_for(pause);
   }
-  for (const Stray& stray : find_strays(duties)) signal_if_same("/proc", stray.pid, stray.start_time, SIGKILL);
+  for (const Stray& stray : find_strays(duties, false)) {
+    signal_if_same("/proc", stray.pid, stray.start_time, SIGKILL);
+  }
   for (const auto& cgroup : duties.cgroups) kill_cgroup(cgroup);
 }
 
@@ -145,9 +148,9 @@ void close_from(int first) {
 
 // Without a timerfd (a sandbox) poll() looks now and then; -1 = it need not.
 int poll_timeout_ms(int alarm, long long armed_ms) {
-  constexpr long long kLook = 500;
+  constexpr long long kLongest = 500;
   if (alarm >= 0 || armed_ms == 0) return -1;
-  return static_cast<int>(std::clamp(armed_ms - static_cast<long long>(boot_time().count()), 0LL, kLook));
+  return static_cast<int>(std::clamp(armed_ms - static_cast<long long>(boot_time().count()), 0LL, kLongest));
 }
 
 }  // namespace
@@ -283,15 +286,16 @@ void Guard::replace(const char* why) {
 Guard::~Guard() {
   pipe_.reset();  // its end of file is its order to go
   if (pid_ <= 0) return;
-  constexpr int kLook = 2;  // ms
-  for (int waited = 0; waited < 5'000; waited += kLook) {
-    if (::waitpid(pid_, nullptr, WNOHANG) != 0) return;
-    std::this_thread::sleep_for(milliseconds(kLook));
-  }
+  const auto ended_within = [this](milliseconds limit) {
+    for (milliseconds waited(0); waited < limit; waited += milliseconds(1)) {
+      if (::waitpid(pid_, nullptr, WNOHANG) != 0) return true;
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    return false;
+  };
+  if (ended_within(milliseconds(5'000))) return;
   signal_process(pid_, SIGKILL);  // stopped by someone
-  for (int waited = 0; waited < 1'000 && ::waitpid(pid_, nullptr, WNOHANG) == 0; waited += kLook) {
-    std::this_thread::sleep_for(milliseconds(kLook));
-  }
+  ended_within(milliseconds(1'000));
 }
 
 void Guard::tell(char verb, const std::string& argument) {

@@ -22,6 +22,7 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kStep = 100;  // files of /proc a step: about a millisecond
 constexpr milliseconds kFirstInterval{10}, kLongInterval{100}, kIdleInterval{1'000};
+constexpr milliseconds kUnknownTime{1'000};
 constexpr int kZombieLooks = 3;
 
 }  // namespace
@@ -43,6 +44,8 @@ void Sweeper::begin_attempt(std::string token) {
   token_ = std::move(token);
   plan_ = LeftoverPlan(options_.policy, options_.times);
   owners_.clear();
+  trackers_.clear();
+  hangs_since_.clear();
   walk_.reset();
   timer_.cancel();
   all_ended_ = swept_ = said_ = false;
@@ -156,7 +159,7 @@ void Sweeper::examine(pid_t pid, const ProcessStat& stat) {
   bool ours = found.rank || in_cgroup_.count(pid) != 0;
   // What the memory of a process that hangs in the kernel holds may not be readable without hanging, too.
   if (stat.state != 'D') {
-    found.leftover.tracker = is_tracker(options_.proc_root, pid);
+    if (is_tracker(options_.proc_root, pid)) trackers_.emplace(pid, stat.start_time);
     if (const auto token = find_token(options_.proc_root, pid, token_); token && !found.rank) {
       ours = true;
       for (const auto& [rank, owner] : owners_) {
@@ -165,6 +168,13 @@ void Sweeper::examine(pid_t pid, const ProcessStat& stat) {
     }
   }
   if (strict() && !ours) return;
+  // Once known: one that is about to end shows no command any more. One that cannot be asked has some time to show it.
+  found.leftover.tracker = trackers_.count({pid, stat.start_time}) != 0;
+  if (stat.state != 'D') {
+    hangs_since_.erase(pid);
+  } else if (SteadyClock::now() < hangs_since_.emplace(pid, SteadyClock::now()).first->second + kUnknownTime) {
+    found.leftover.tracker = true;
+  }
   if (!all_ended_ && (!found.rank || !owners_[*found.rank].ended)) return;  // a live worker's, or nobody knows whose
   if (!found.rank) {
     found.leftover.since = last_end_;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/clock.h"
@@ -88,6 +89,8 @@ class Sweeper {
   std::optional<ProcessWalk> walk_;
   std::vector<Found> found_;
   std::set<pid_t> in_cgroup_;
+  std::set<std::pair<pid_t, unsigned long long>> trackers_;  // with their start times
+  std::map<pid_t, TimePoint> hangs_since_;                   // in the kernel, since when a look has found it there
   bool look_again_ = false, saw_zombie_ = false;
   int zombie_looks_ = 0;
   bool all_ended_ = false, swept_ = true, said_ = false;

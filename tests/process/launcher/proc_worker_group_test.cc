@@ -192,6 +192,67 @@ TEST(WorkerGroup, HelpersEndWithTheirWorker) {
   }
 }
 
+// A worker with a helper in its process group, as a data loader is; both note each SIGUSR1 and SIGTERM.
+const char* const kWithLoader =
+    "note() { echo $1 >>$T/$2; }; "
+    "(trap 'note usr1 loader' USR1; trap 'note term loader; exit' TERM; : >$T/up_loader; "
+    "while :; do sleep 0.01; done) & "
+    "trap 'note usr1 worker' USR1; trap 'note term worker; : >$T/done' TERM; : >$T/up_worker; "
+    "while [ ! -e $T/done ]; do sleep 0.01; done; kill $!; wait";
+
+asio::awaitable<void> forward_and_stop(PatientGroup& group, const Harness& harness, bool loader_too) {
+  const auto has = [&](const char* file, const char* text) {
+    return read_file(harness.folder / file).find(text) != std::string::npos;
+  };
+  EXPECT_TRUE(eventually([&] {
+    return ::access((harness.folder / "up_loader").c_str(), F_OK) == 0 &&
+           ::access((harness.folder / "up_worker").c_str(), F_OK) == 0;
+  }));
+  group.group().forward(SIGUSR1);
+  EXPECT_TRUE(eventually([&] { return has("worker", "usr1") && (!loader_too || has("loader", "usr1")); }));
+  co_await group.stop(SIGTERM, seconds(600));
+  EXPECT_TRUE(has("worker", "term"));
+  EXPECT_EQ(has("loader", "usr1"), loader_too);
+}
+
+TEST(WorkerGroup, SignalsGoToTheWorkerNotToItsLoaders) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers(kWithLoader, 1)));
+  run(harness.io, forward_and_stop(*group, harness, false));
+}
+
+TEST(WorkerGroup, SignalsGoToTheWholeGroupWhereThatIsWanted) {
+  Harness harness;
+  harness.options.signal_scope = SignalScope::group;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers(kWithLoader, 1)));
+  run(harness.io, forward_and_stop(*group, harness, true));
+}
+
+// A shell without a trap dies of the signal that the program behind it should hear.
+TEST(WorkerGroup, TheProgramBehindAWrapperHearsTheStopSignalAndCanSave) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers(
+      "sh -c 'trap \"sleep 0.3; : >$T/saved; exit\" TERM; : >$T/up0; while :; do sleep 0.01; done'; exit 1", 1)));
+  run(harness.io, stop_when_ready(*group, harness.folder / "up", 1, seconds(600)));
+  EXPECT_EQ(group->group().exits().at(0).status.signal, SIGTERM);
+  EXPECT_EQ(::access((harness.folder / "saved").c_str(), F_OK), 0);
+}
+
+TEST(WorkerGroup, AStoppedWorkerHearsTheStopSignal) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("trap 'exit 5' TERM; : >$T/up0; while :; do sleep 0.01; done", 1)));
+  ASSERT_TRUE(eventually([&] { return ::access((harness.folder / "up0").c_str(), F_OK) == 0; }));
+  const pid_t pid = group->group().pids().at(0);
+  ::kill(-pid, SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return read_process_stat("/proc", pid)->state == 'T'; }));
+  run(harness.io, stop_when_ready(*group, harness.folder / "up", 1, seconds(600)));
+  EXPECT_EQ(group->group().exits().at(0).status.code, 5);
+}
+
 TEST(WorkerGroup, OneAttemptAfterTheOther) {
   Harness harness;
   auto group = harness.make();
