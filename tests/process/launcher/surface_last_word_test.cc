@@ -90,15 +90,4 @@ TEST(LastWord, InvisibleCharactersOfTheCommandAreShown) {
   EXPECT_THAT(missing.err, AllOf(HasSubstr("train\\x1b[2J.py\\r"), Not(HasSubstr("\x1b"))));
 }
 
-TEST(LastWord, AnEndlessWriterThatOutlivedItsWorkerIsCutOff) {
-  const ProgramRunner runner;
-  // It has left its session and shows no environment.
-  const auto run =
-      runner.run({"ddprun", "--standalone", "--tee=1", "--log-dir=" + (runner / "logs"), "--no-python", "sh", "-c",
-                  "(exec env -i setsid yes) & while ! [ -s " + (runner / "logs") +
-                      "/*/attempt_0/0/stdout.log ]; do sleep 0.01; done"});
-  EXPECT_FALSE(run.timed_out);
-  EXPECT_EQ(run.code, 0);
-}
-
 }  // namespace
