@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +15,6 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
-#include <map>
 #include <optional>
 #include <utility>
 
@@ -32,6 +30,7 @@
 #include "launcher/log_tree.h"
 #include "launcher/lost_port.h"
 #include "launcher/numa.h"
+#include "launcher/own_console.h"
 #include "launcher/preflight.h"
 #include "launcher/program.h"
 #include "launcher/report.h"
@@ -102,37 +101,6 @@ void ignore_deadly_signals(const LaunchOptions& options) {
     for (const int number : *list) ::signal(number, SIG_IGN);
   }
 }
-
-// Whether the last lines of a worker stand on the console already, where the report goes.
-class OwnConsole : public JobObserver {
- public:
-  explicit OwnConsole(const OutputPolicy& policy) : policy_(policy) {
-    struct stat out = {}, err = {};
-    one_console_ = ::fstat(policy.console_stdout, &out) == 0 && ::fstat(policy.console_stderr, &err) == 0 &&
-                   out.st_dev == err.st_dev && out.st_ino == err.st_ino;
-  }
-
-  void on_round(const RoundContext&, std::chrono::milliseconds) override {}
-  void on_start(const WorkerEnv&, pid_t) override {}
-  void on_exit(const WorkerEnv& worker, const WorkerExit& exit) override { ours_[exit.pid] = worker.rank; }
-  void on_end(const JobOutcome&) override {}
-
-  // Its last lines are of either stream, so both must have gone to one place.
-  bool shows(const FailureRecord& failure) const {
-    const auto found = ours_.find(static_cast<pid_t>(failure.pid));
-    if (!one_console_ || found == ours_.end() || found->second != failure.rank) return false;
-    const auto rank = failure.local_rank;
-    const auto hidden = [&](bool redirected, bool teed) { return redirected && !teed; };
-    return (!policy_.console_ranks || policy_.console_ranks->count(rank.value) != 0) &&
-           !hidden(policy_.redirects.has_stdout(rank), policy_.tee.has_stdout(rank)) &&
-           !hidden(policy_.redirects.has_stderr(rank), policy_.tee.has_stderr(rank));
-  }
-
- private:
-  const OutputPolicy& policy_;
-  bool one_console_ = false;
-  std::map<pid_t, Rank> ours_;
-};
 
 // One launch: owns what outlives the agent.
 class Launch {

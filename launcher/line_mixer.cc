@@ -15,16 +15,13 @@ int LineMixer::add(std::string prefix) {
 
 namespace {
 
-// Where the first piece of `text` ends that is sure to end: after a newline, or after a `\r` that something follows
-// (leading ones belong to the piece); npos = nowhere. What is before `from` has been looked at.
-std::size_t piece_end(std::string_view text, std::size_t from) {
-  for (std::size_t i = from; (i = text.find_first_of("\r\n", i)) != std::string_view::npos; ++i) {
-    if (text[i] == '\n') return i + 1;
-    if (i + 1 == text.size()) break;
-    if (text[i + 1] == '\n') return i + 2;
-    if (text.find_first_not_of('\r') < i) return i + 1;
-  }
-  return std::string_view::npos;
+// Where the first piece of `line` ends that a `\r` ends which something follows: behind it; npos = there is none.
+// Leading ones belong to the piece, and "\r\n" is the line's own end. What is before `from` has been looked at.
+std::size_t piece_end(std::string_view line, std::size_t from) {
+  const std::size_t words = std::min(line.find_first_not_of('\r'), line.size());
+  const std::size_t at = line.find('\r', std::max(from, words));
+  if (at == std::string_view::npos || at + 1 == line.size() || line[at + 1] == '\n') return std::string_view::npos;
+  return at + 1;
 }
 
 }  // namespace
@@ -114,11 +111,22 @@ void LineMixer::feed_lines(int number, Stream& stream, std::string_view bytes, T
     together += bytes;
     bytes = together;
   }
-  std::size_t end = piece_end(bytes, looked_at > 0 ? looked_at - 1 : 0);
-  if (looked_at == 0 || end != std::string_view::npos) stream.held_since = now;
-  for (; end != std::string_view::npos; end = piece_end(bytes, 0)) {
-    emit(number, stream, bytes.substr(0, end), out);
-    bytes.remove_prefix(end);
+  if (looked_at == 0) stream.held_since = now;
+  std::size_t from = looked_at > 0 ? looked_at - 1 : 0;
+  while (!bytes.empty()) {
+    const std::size_t newline = bytes.find('\n', from);
+    std::string_view line = newline == std::string_view::npos ? bytes : bytes.substr(0, newline + 1);
+    for (std::size_t end; (end = piece_end(line, from)) != std::string_view::npos; from = 0) {
+      emit(number, stream, line.substr(0, end), out);
+      line.remove_prefix(end);
+      bytes.remove_prefix(end);
+      stream.held_since = now;
+    }
+    if (newline == std::string_view::npos) break;
+    emit(number, stream, line, out);
+    bytes.remove_prefix(line.size());
+    stream.held_since = now;
+    from = 0;
   }
   if (!bytes.empty() && bytes.size() == together.size()) {
     stream.held = std::move(together);  // nothing was taken from it

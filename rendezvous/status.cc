@@ -64,7 +64,7 @@ std::string to_status_json(const std::vector<JobStatus>& jobs,
                    {"news", found == news.end() ? json::array() : json(found->second)}});
   }
   // Host names and texts come from peers: bytes that are no UTF-8 are replaced, not thrown at.
-  return json{{"jobs", std::move(all)}}.dump(2, ' ', false, json::error_handler_t::replace);
+  return json{{"jobs", std::move(all)}}.dump(2, ' ', true, json::error_handler_t::replace);
 }
 
 namespace {

@@ -154,6 +154,19 @@ TEST(LineMixer, ManyPiecesOfALongLineAreNotReadAgainEachTime) {
   EXPECT_EQ(mixer.take().size(), 2'000'005u);
 }
 
+// Seconds to minutes if a piece were looked for from the beginning each time.
+TEST(LineMixer, ManyReturnsInOneReadAreNoWork) {
+  Mixer mixer(false);
+  const int a = mixer.add("[a]:");
+  std::string bars;
+  for (int i = 0; i < 500'000; ++i) bars += "\r1";
+  mixer.feed(a, bars);
+  EXPECT_EQ(mixer.take().size(), 1 + 499'999u * 6);
+  mixer.feed(a, std::string(1'000'000, '\r'));
+  mixer.feed(a, "\n");
+  EXPECT_EQ(mixer.take().size(), 1'000'006u);
+}
+
 TEST(LineMixer, ProgressBarsShowOnATerminal) {
   Mixer mixer(true);
   const int a = mixer.add("[a]:"), b = mixer.add("[b]:");
@@ -195,6 +208,8 @@ TEST(Output, PrefixTemplate) {
   EXPECT_EQ(fill_prefix("", "default", local, rank, "vm"), "[default3]:");
   EXPECT_EQ(fill_prefix("<${role_name}|${local_rank}|${rank}|${hostname}|${bogus}> ", "r", local, rank, "vm"),
             "<r|3|11|vm|${bogus}> ");
+  EXPECT_EQ(fill_prefix("\x1b[32m${role_name}\x1b[0m ", "a\n\x1b[2J", local, rank, "vm"),
+            "\x1b[32ma\\n\\x1b[2J\x1b[0m ");
 }
 
 TEST(Output, StreamChoicePerRank) {
