@@ -132,11 +132,13 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     if (leaving) return;  // it says it again to the next daemon
     const TimePoint now = SteadyClock::now();
     if (auto* join = std::get_if<rdzv::Join>(&message)) {
+      correct_address(session, join->node);
       Job* job = introduce(session, join->node, join->connection);
       if (job != nullptr) apply(*job, job->membership.on(*join, now), now);
       return;
     }
     if (auto* registration = std::get_if<rdzv::Register>(&message)) {
+      correct_address(session, registration->node);
       Job* job = introduce(session, registration->node, registration->connection);
       if (job != nullptr) apply(*job, job->membership.on(*registration, now), now);
       return;
@@ -165,6 +167,13 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     } else if (auto* flight = std::get_if<rdzv::FlightReply>(&message)) {
       desk->on_flight(session, *flight);
     }
+  }
+
+  // What calls itself loopback and comes from another host (--local-addr=localhost there) is reached where it comes
+  // from.
+  static void correct_address(const AgentSession& session, rdzv::NodeInfo& node) {
+    if (session.peer_is_loopback() || session.peer_address().empty()) return;
+    if (node.address == "localhost" || is_loopback(node.address)) node.address = session.peer_address();
   }
 
   // The session speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is
