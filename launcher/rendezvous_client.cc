@@ -64,6 +64,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
         auto over = co_await talk();
         if (closing) break;
         hang_up(over.error());
+        if (!heard_here) problem = "it takes connections and greets, but nothing follows (" + problem + ")";
         // A server that greets and closes, again and again, is not one that works.
         if (useful_at >= begin) backoff = kFirstBackoff;
       } else {
@@ -177,8 +178,8 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   // Somebody takes our connections, and for read_timeout nothing came that a rendezvous would say.
   void look_at_first_contact() {
     if (closing || hopeless || was_useful || !contact || SteadyClock::now() < *contact + options.read_timeout) return;
-    give_up("takes connections, but does not work as a rendezvous for " +
-            std::to_string(options.read_timeout.count() / 1000) + " s: " + problem);
+    give_up("does not work as a rendezvous for " + std::to_string(options.read_timeout.count() / 1000) +
+            " s: " + problem);
   }
 
   // --- connected

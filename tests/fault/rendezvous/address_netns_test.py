@@ -88,6 +88,11 @@ class NetworkAddresses(OnHosts):
         self.assertEqual(len(set(given)), 1)
         self.assertIn(given[0], (self.hosts.ip(1), self.hosts.ip(2)))
 
+    def test_a_node_that_calls_itself_localhost_is_reached_where_it_comes_from(self):
+        nodes = [self.c10d(1, self.hosts.ip(1), "--node-rank=1"),
+                 self.c10d(2, self.hosts.ip(1), "--node-rank=0", "--local-addr=localhost")]
+        self.assertEqual(self.masters(*nodes), [self.hosts.ip(2)] * 2)
+
     def test_a_link_local_address_has_each_hosts_own_zone(self):
         do, second = self.hosts._do, self.hosts.ns(2)
         do("ip", "-n", second, "link", "set", "eth0", "down")
