@@ -62,6 +62,7 @@ static Errc errc_from_errno(int error_number) {
 Error Error::from_errno(int error_number, std::string what) {
   what += ": ";
   what += std::strerror(error_number);
+  if (error_number == EFBIG) what += " (the limit on the size of files, ulimit -f, or the file system's)";
   return Error(errc_from_errno(error_number), std::move(what));
 }
 

@@ -120,7 +120,7 @@ class EventLog : public JobObserver {
     return event;
   }
 
-  void write(const Json& event) const { options_.write(event.dump(-1, ' ', false, Json::error_handler_t::replace)); }
+  void write(const Json& event) const { options_.write(event.dump(-1, ' ', true, Json::error_handler_t::replace)); }
 
   EventLogOptions options_;
   TimePoint started_;

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "launcher/error_file.h"
 #include "launcher/kill_tree.h"
 #include "launcher/limits.h"
 #include "launcher/worker_stdio.h"
@@ -44,21 +45,6 @@ void set_environment(std::vector<std::string>& environment, const std::string& n
     }
   }
   environment.push_back(start + value);
-}
-
-std::string read_error_file(const std::string& path) {
-  constexpr std::size_t kMaxBytes = 1 << 20;
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  std::string text;
-  if (!fd) return text;
-  char buffer[16 * 1024];
-  while (text.size() < kMaxBytes) {
-    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    text.append(buffer, static_cast<std::size_t>(n));
-  }
-  return text;
 }
 
 // A flight recorder larger than our soft limit on file sizes must not fail: the limit is meant for the workers' files,

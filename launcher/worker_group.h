@@ -22,6 +22,7 @@
 #include "launcher/oom.h"
 #include "launcher/output_hub.h"
 #include "launcher/process.h"
+#include "launcher/stdin_policy.h"
 #include "launcher/sweeper.h"
 #include "launcher/worker_cgroup.h"
 
@@ -61,18 +62,12 @@ struct WorkerEvidence {
   bool last_lines_are_stdout = false;
 };
 
-enum class StdinPolicy {
-  first,  // ours for local rank 0, the null device for the others
-  all,    // ours for everyone (torchrun's way: they race for it)
-  none,   // the null device
-};
-
 enum class SignalScope { worker, group };  // the worker process alone, or its whole process group
 
 struct WorkerGroupOptions {
   InheritedSignals inherited;  // as main() found them
   OutputPolicy output;
-  StdinPolicy stdin_policy = StdinPolicy::first;
+  StdinPolicy stdin_policy;
   SignalScope signal_scope = SignalScope::worker;  // of forward()
   Leftovers leftovers = Leftovers::end;
   LeftoverTimes leftover_times;

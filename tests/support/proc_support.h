@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/patient_group.h"
+#include "tests/support/patient_group.h"
 
 // For tests of the launcher's process side: real workers that are shell scripts.
 namespace ddprun::launcher::testing {

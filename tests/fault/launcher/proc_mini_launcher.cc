@@ -13,11 +13,12 @@
 
 #include "common/log.h"
 #include "common/task_group.h"
-#include "launcher/patient_group.h"
+#include "tests/support/patient_group.h"
 
 namespace asio = boost::asio;
 using namespace ddprun;
 using namespace ddprun::launcher;
+using ddprun::launcher::testing::PatientGroup;
 
 extern char** environ;
 

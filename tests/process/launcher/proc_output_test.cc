@@ -324,6 +324,13 @@ TEST(LogTree, AsTorchrunAndNothingOverwritten) {
   EXPECT_EQ(read_file(root + "/attempt_1.round_5/1/stdout.log"), "again\n");
 }
 
+TEST(LogTree, SeveralNodesOnOneDiskHaveTheirNamesInTheirFolders) {
+  const TempFolder folder;
+  auto logs = LogTree::open(folder.path(), "job", nullptr, "node/7");
+  ASSERT_TRUE(logs);
+  EXPECT_THAT((*logs)->root(), ::testing::StartsWith(folder / "job_node_7_"));
+}
+
 TEST(LogTree, TemporaryFolderHoldsErrorFilesAndGoes) {
   Harness harness;
   auto logs = LogTree::open("", "none", nullptr);
