@@ -18,7 +18,6 @@
 namespace asio = boost::asio;
 using namespace ddprun;
 using namespace ddprun::launcher;
-using ddprun::launcher::testing::PatientGroup;
 
 extern char** environ;
 
