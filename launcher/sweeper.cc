@@ -210,7 +210,9 @@ void Sweeper::judge() {
   }
   if (all_ended_) say_what_is_waited_for();
   if (!is_busy()) return;
-  const milliseconds longest = all_ended_ ? kLongInterval : kIdleInterval;
+  // What is waited for without a limit is looked at now and then; a child's end is told at once.
+  const bool in_hurry = all_ended_ && (options_.policy == Leftovers::end || plan_.hurried());
+  const milliseconds longest = in_hurry ? kLongInterval : kIdleInterval;
   TimePoint next = now + (unsure ? milliseconds(1) : interval_);
   interval_ = std::min(interval_ * 2, longest);
   if (step.deadline) next = std::min(next, *step.deadline);

@@ -48,8 +48,10 @@ void WorkerCgroup::let_go() {
   const UniqueFd parent(::open((folder_ + "/../cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
   for (const pid_t pid : cgroup_members(folder_)) {
     const std::string text = std::to_string(pid);
-    if (::write(parent.get(), text.data(), text.size()) < 0) return;  // it stays; so does the group
+    if (::write(parent.get(), text.data(), text.size()) < 0) break;
   }
+  // What stays keeps its group, and must not be killed with it.
+  if (!cgroup_members(folder_).empty() && guard_) guard_->remove_cgroup(folder_);
 }
 
 void WorkerCgroup::drop() {

@@ -26,6 +26,8 @@ TEST(Error, FromErrnoKeepsTheKindAndTheSystemsWords) {
   EXPECT_EQ(Error::from_errno(ETIMEDOUT, "a").code(), Errc::timed_out);
   EXPECT_EQ(Error::from_errno(ECANCELED, "a").code(), Errc::cancelled);
   EXPECT_EQ(Error::from_errno(EIO, "a").code(), Errc::system);
+  EXPECT_EQ(Error::from_errno(ENOSYS, "a").code(), Errc::unsupported);
+  EXPECT_EQ(Error::from_errno(EMFILE, "a").code(), Errc::exhausted);
 }
 
 TEST(Error, ContextGoesInFront) {
@@ -36,8 +38,9 @@ TEST(Error, ContextGoesInFront) {
 
 TEST(Error, EveryKindHasWordsOfItsOwn) {
   std::set<std::string_view> words;
-  for (const Errc code : {Errc::timed_out, Errc::peer_closed, Errc::refused, Errc::cancelled, Errc::malformed,
-                          Errc::invalid_argument, Errc::not_found, Errc::system}) {
+  for (const Errc code :
+       {Errc::timed_out, Errc::peer_closed, Errc::refused, Errc::cancelled, Errc::malformed, Errc::invalid_argument,
+        Errc::not_found, Errc::not_executable, Errc::unsupported, Errc::exhausted, Errc::system}) {
     EXPECT_TRUE(words.insert(to_string(code)).second);
     EXPECT_NE(to_string(code), "unknown");
   }
