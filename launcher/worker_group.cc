@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <cerrno>
+#include <cstring>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -45,6 +46,14 @@ void set_environment(std::vector<std::string>& environment, const std::string& n
     }
   }
   environment.push_back(start + value);
+}
+
+// An error about descriptors says how many there may be.
+Error name_limit(Error error) {
+  const std::string& message = error.message();
+  const bool files = message.find(std::strerror(EMFILE)) != std::string::npos;
+  if (error.code() != Errc::exhausted || !files || message.find("ulimit") != std::string::npos) return error;
+  return Error(error.code(), message + ": the limit on open files is reached (" + descriptor_limit_text() + ")");
 }
 
 // A flight recorder larger than our soft limit on file sizes must not fail: the limit is meant for the workers' files,
@@ -172,7 +181,7 @@ Result<void> WorkerGroup::start(std::vector<WorkerSpec> specs) {
   if (auto started = start_all(std::move(specs)); !started) {
     end_now();
     exits_.clear();
-    return started;
+    return name_limit(std::move(started).error());
   }
   for (auto& [rank, worker] : workers_) {
     for (auto* listener : listeners_) listener->on_start(worker->env, worker->pid);

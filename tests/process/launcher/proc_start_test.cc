@@ -93,6 +93,7 @@ TEST(StartAtALimit, NamesTheLimitOnDescriptors) {
         started_once = true;
       } else {
         EXPECT_EQ(started.error().code(), Errc::exhausted) << more << ": " << started.error().message();
+        EXPECT_NE(started.error().message().find("ulimit -n"), std::string::npos) << started.error().message();
       }
       finish(harness, *group);
     }
