@@ -116,7 +116,9 @@ struct NodeInfo {
   RunId run_id;
   NodeId node_id;
   std::string host;
-  std::string address;  // numeric, without brackets: where its worker store can be reached
+  // Where its worker store can be reached: numeric, without brackets and zone; or a name that means the same host to
+  // all nodes (--local-addr, and the endpoint's with the static backend).
+  std::string address;
   std::string role = "default";
   std::string topology_key;
   std::int64_t nnodes_min = 1;  // job-wide

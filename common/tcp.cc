@@ -12,16 +12,15 @@
 #include <algorithm>
 #include <cerrno>
 #include <cinttypes>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <memory>
-#include <mutex>
 #include <random>
 #include <sstream>
 #include <thread>
 #include <vector>
+
+#include "common/lookup.h"
 
 namespace ddprun {
 namespace {
@@ -105,16 +104,6 @@ std::optional<Address> numeric_address(std::string_view host, std::uint16_t port
   return found.front();
 }
 
-// getaddrinfo has no time limit of its own (a dead DNS server costs tens of seconds), so a name is looked up on a
-// thread that may outlive this call; it touches nothing but its own shared state.
-struct Lookup {
-  std::mutex mutex;
-  std::condition_variable ready;
-  bool done = false;
-  int rc = 0;
-  std::vector<Address> addresses;
-};
-
 struct Resolved {
   std::vector<Address> addresses;
   std::optional<Attempt> failure;
@@ -122,45 +111,14 @@ struct Resolved {
 
 Resolved resolve(const Endpoint& endpoint, TimePoint deadline) {
   Resolved result;
-  if (auto numeric = numeric_address(endpoint.host, endpoint.port)) {
-    result.addresses.push_back(*numeric);
+  const auto found = Lookup(endpoint.host).wait(deadline);
+  if (!found) {
+    result.failure = Attempt{found.error(), found.error().code() != Errc::system};
     return result;
   }
-  if (endpoint.host == "localhost") {  // RFC 6761: never a question to DNS
-    result.addresses.push_back(v4_address(INADDR_LOOPBACK, endpoint.port));
-    result.addresses.push_back(v6_address(in6addr_loopback, endpoint.port));
-    return result;
+  for (const std::string& address : *found) {
+    if (auto numeric = numeric_address(address, endpoint.port)) result.addresses.push_back(*numeric);
   }
-  auto lookup = std::make_shared<Lookup>();
-  try {
-    std::thread([lookup, host = endpoint.host, port = endpoint.port] {
-      std::vector<Address> addresses;
-      const int rc = get_addresses(host, port, AI_ADDRCONFIG, addresses);
-      const std::lock_guard lock(lookup->mutex);
-      lookup->rc = rc;
-      lookup->addresses = std::move(addresses);
-      lookup->done = true;
-      lookup->ready.notify_all();
-    }).detach();
-  } catch (const std::system_error& e) {
-    result.failure =
-        Attempt{Error(Errc::system, "cannot start a thread to resolve a name: " + std::string(e.what())), false};
-    return result;
-  }
-  std::unique_lock lock(lookup->mutex);
-  if (!lookup->ready.wait_until(lock, deadline, [&] { return lookup->done; })) {
-    result.failure = Attempt{
-        Error(Errc::timed_out, "host name '" + endpoint.host + "' was not resolved in time (DNS does not answer)"),
-        true};
-    return result;
-  }
-  if (lookup->rc != 0 || lookup->addresses.empty()) {
-    const std::string reason = lookup->rc == 0 ? "no address" : ::gai_strerror(lookup->rc);
-    result.failure =
-        Attempt{Error(Errc::not_found, "host name '" + endpoint.host + "' cannot be resolved: " + reason), true};
-    return result;
-  }
-  result.addresses = std::move(lookup->addresses);
   return result;
 }
 

@@ -16,6 +16,36 @@ static Result<std::uint16_t> parse_port(std::string_view text, std::string_view 
   return static_cast<std::uint16_t>(port);
 }
 
+// Groups of up to four hex digits, "::" once; an IPv4 tail or a zone may follow. Enough to tell it from "host:port".
+static bool is_ipv6(std::string_view text) {
+  text = text.substr(0, text.find('%'));
+  int groups = 0;
+  bool shortened = false;
+  while (!text.empty()) {
+    if (text.starts_with("::")) {
+      if (shortened) return false;
+      shortened = true;
+      text.remove_prefix(2);
+      if (text.empty()) break;
+    } else if (groups > 0) {
+      if (text.front() != ':') return false;
+      text.remove_prefix(1);
+    }
+    const auto size = std::min(text.find(':'), text.size());
+    const std::string_view group = text.substr(0, size);
+    const auto hex = [](unsigned char c) { return std::isxdigit(c) != 0; };
+    if (group.find('.') != std::string_view::npos && size == text.size()) {
+      groups += 2;
+    } else if (size > 0 && size <= 4 && std::all_of(group.begin(), group.end(), hex)) {
+      ++groups;
+    } else {
+      return false;
+    }
+    text.remove_prefix(size);
+  }
+  return shortened ? groups < 8 : groups == 8;
+}
+
 Result<Endpoint> Endpoint::parse(std::string_view text, std::uint16_t default_port) {
   Endpoint endpoint;
   endpoint.port = default_port;
@@ -36,7 +66,16 @@ Result<Endpoint> Endpoint::parse(std::string_view text, std::uint16_t default_po
       has_port = true;
     }
   } else if (std::count(text.begin(), text.end(), ':') >= 2) {
-    endpoint.host = text;
+    const auto colon = text.rfind(':');
+    const std::string_view tail = text.substr(colon + 1);
+    const auto digit = [](unsigned char c) { return std::isdigit(c) != 0; };
+    has_port = !tail.empty() && std::all_of(tail.begin(), tail.end(), digit) && is_ipv6(text.substr(0, colon));
+    endpoint.host = has_port ? text.substr(0, colon) : text;
+    if (has_port) port_text = tail;
+    if (!is_ipv6(endpoint.host)) {
+      return Error(Errc::invalid_argument,
+                   "endpoint '" + std::string(text) + "': it has more than one ':' and is no IPv6 address");
+    }
   } else if (const auto colon = text.find(':'); colon != std::string_view::npos) {
     endpoint.host = text.substr(0, colon);
     port_text = text.substr(colon + 1);

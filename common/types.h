@@ -45,8 +45,9 @@ struct Endpoint {
 
   friend auto operator<=>(const Endpoint&, const Endpoint&) = default;
 
-  // "host:port", "[v6]:port", "host", "v6" (two or more colons and no brackets); a missing port becomes `default_port`.
-  // Errors: invalid_argument with the text and what is wrong with it.
+  // "host:port", "[v6]:port", "host", "v6"; a missing port becomes `default_port`. Without brackets, what follows the
+  // last colon is the port, as torch reads it, if an IPv6 address stands before it: "fe80::1:29500"; else all is the
+  // host. Errors: invalid_argument with the text and what is wrong with it.
   static Result<Endpoint> parse(std::string_view text, std::uint16_t default_port);
   std::string to_string() const;  // brackets around IPv6 addresses
 };

@@ -29,4 +29,10 @@ struct JobOutcome {
   std::vector<FailureRecord> failures;  // of the whole job, by the rendezvous's clock, root cause included
 };
 
+JobOutcome outcome_of(JobOutcome::Kind kind, int exit_code, std::string reason);
+
+// ddprun's exit code for a job that this failure ended: the worker's own, 128 + its signal. Not 75: that says that every
+// worker saved its state, and such a job has not failed.
+int exit_code_for(const FailureRecord& root_cause);
+
 }  // namespace ddprun::launcher

@@ -28,6 +28,7 @@
 #include "launcher/flight.h"
 #include "launcher/guard.h"
 #include "launcher/log_tree.h"
+#include "launcher/lost_port.h"
 #include "launcher/numa.h"
 #include "launcher/own_console.h"
 #include "launcher/preflight.h"
@@ -71,6 +72,8 @@ AgentOptions agent_options(const LaunchOptions& options) {
   out.on_silence = options.conf.keep_on_silence ? OnSilence::keep : OnSilence::stop;
   out.shutdown_timeout = options.shutdown_timeout;
   out.restart_backoff = options.restart_backoff;
+  out.signal_groups = options.signal_group;
+  out.wait_for_helpers = options.leftovers == Leftovers::wait;
   out.crash_loop_limit = static_cast<int>(options.crash_loop_limit);
   out.topology_key = options.topology_key;
   return out;
@@ -138,9 +141,8 @@ class Launch {
     const auto budget = cpu_budget();
     command_.emplace(options_, std::move(*program), environment_map(environ), budget.usable());
     if (command_->omp_threads() > 0) {
-      log_info(
-          "OMP_NUM_THREADS={} for each of the {} workers: {} CPUs can be used here; set it yourself to change that",
-          command_->omp_threads(), options_.nproc, budget.usable());
+      log_info("OMP_NUM_THREADS={} for each of the {} workers: {}; set it yourself to change that",
+               command_->omp_threads(), options_.nproc, budget.text());
     }
     auto guard = Guard::start();
     if (!guard) return fail(exit_code::kFailure, guard.error().message());
@@ -171,6 +173,7 @@ class Launch {
     request.no_python = options_.no_python;
     request.run_path = options_.run_path;
     request.own_folder = context_.own_folder;
+    request.called_folder = context_.called_folder;
     return resolve_program(request, disk_lookup(), process_environment());
   }
 
@@ -214,12 +217,16 @@ class Launch {
     group.output.console_patience =
         std::clamp(options_.shutdown_timeout, std::chrono::milliseconds(1000), group.output.console_patience);
     group.stdin_policy = options_.stdin_policy;
+    group.signal_scope = options_.signal_group ? SignalScope::group : SignalScope::worker;
+    group.leftovers = options_.leftovers;
+    group.leftover_times.asked = options_.shutdown_timeout;
     group.guard = guard_;
     group.logs = logs_;
     group.recorder_bytes = kFlightBytes;
-    auto workers = make_worker_group(io, std::move(group));
+    auto workers = std::make_unique<WorkerGroup>(io, std::move(group));
     flight_.watch(workers.get());
-    return watch_group(std::move(workers), observers_);
+    for (auto* observer : observers_) workers->add_listener(observer);
+    return workers;
   }
 
   void make_observers() {
@@ -279,22 +286,12 @@ class Launch {
   int supervise() {
     make_observers();
     auto outcome = run_job();
-    if (options_.workers_bind_master_port && options_.local_job && lost_the_port(outcome)) {
+    if (options_.workers_bind_master_port && options_.local_job &&
+        lost_master_port(outcome, SteadyClock::now() - started_)) {
       log_warning("somebody else took MASTER_PORT before worker 0 could bind it: once more with another port");
       outcome = run_job();
     }
     return finish(std::move(outcome));
-  }
-
-  // Only where worker 0 binds MASTER_PORT itself: between our letting go of it and its bind anybody may take it.
-  static bool lost_the_port(const JobOutcome& outcome) {
-    if (!outcome.root_cause || outcome.root_cause->restart_count != 0) return false;
-    for (const auto& line : outcome.root_cause->last_lines) {
-      if (line.find("EADDRINUSE") != std::string::npos || line.find("ddress already in use") != std::string::npos) {
-        return true;
-      }
-    }
-    return false;
   }
 
   JobOutcome run_job() {

@@ -126,7 +126,8 @@ std::vector<OptionSpec> torchrun_options() {
            "the same for stderr, to filtered_stderr.log"),
       integer("node-rank", "N", "0", "PET_NODE_RANK", 0, kMany, "better: honoured as a hint under c10d too",
               "this node's index: fixed with the static backend, a wish with c10d"),
-      text("master-addr", "HOST", "127.0.0.1", "PET_MASTER_ADDR", "better: a name is resolved once, by us",
+      text("master-addr", "HOST", "127.0.0.1", "PET_MASTER_ADDR",
+           "better: never loopback where there are several nodes; a name stays a name if it means the same to all",
            "static backend: the host of node rank 0"),
       integer("master-port", "PORT", "", "PET_MASTER_PORT", 1, 65535,
               "better: a busy port is an error that names its holder, before anything starts",
@@ -166,6 +167,15 @@ std::vector<OptionSpec> own_options() {
                       "resource limits of each worker, as address-space=4G,nofile=65536; suffixes K M G T; unlimited")),
       text("signals-to-forward", "NAME,...", "SIGUSR1,SIGUSR2", "DDPRUN_SIGNALS_TO_FORWARD",
            "new: torchrun dies of them", "signals that are passed to the workers while the job goes on"),
+      choice("signal-scope", {"worker", "group"}, "worker", "DDPRUN_SIGNAL_SCOPE",
+             "new: as torchrun's, but its process group too when half of the patience is over",
+             "who gets a passed-on signal and the first stop signal: the worker process alone, or its process group "
+             "(data loaders, what a wrapper script has started) as well"),
+      choice(
+          "leftovers", {"end", "wait", "keep"}, "end", "DDPRUN_LEFTOVERS",
+          "new: torchrun leaves behind what workers leave",
+          "processes that ended workers leave: end (2 s to go by themselves, SIGTERM, SIGKILL 1.5 s later), wait (the "
+          "job ends when they have ended; a stop signal ends them), keep (they are named and left running)"),
       text("restart-backoff", "SECONDS", "0", "DDPRUN_RESTART_BACKOFF", "new: pause before a restart",
            "pause before the first restart, doubled for each further one, at most 60 s"),
       integer("crash-loop-limit", "N", "0", "DDPRUN_CRASH_LOOP_LIMIT", 0, 1e6, "new: stop hopeless restarts",

@@ -161,7 +161,10 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
       }
       out.endpoint = *parsed_endpoint;
     } else {
-      auto host = Endpoint::parse(parsed.text("master-addr"), 0);
+      // A host alone: no colon of an IPv6 address is before a port.
+      const auto& text = parsed.text("master-addr");
+      const bool bare = std::count(text.begin(), text.end(), ':') >= 2 && !text.starts_with('[');
+      auto host = Endpoint::parse(bare ? "[" + text + "]" : text, 0);
       if (!host) return bad(parsed.source("master-addr"), host.error().message());
       out.endpoint =
           Endpoint{host->host, port_given ? static_cast<std::uint16_t>(parsed.integer("master-port")) : kStaticPort};
@@ -270,6 +273,18 @@ Result<void> read_conf(const ParsedOptions& parsed, LaunchOptions& out) {
     if (!done) return done;
   }
   return {};
+}
+
+// Nobody asked for a loopback endpoint, and for the other nodes it is another host: they would wait for nothing.
+Result<void> check_default_endpoint(const ParsedOptions& parsed, const LaunchOptions& out) {
+  if (out.nnodes_min < 2 || parsed.given("rdzv-endpoint")) return {};
+  const bool is_static = out.backend == RdzvBackend::static_;
+  if (is_static ? parsed.given("master-addr") || out.node_rank == 0 : out.conf.is_host.value_or(false)) return {};
+  return Error(Errc::invalid_argument,
+               fmt::format("{} nodes, and this one is to meet the others at the default, {}, which is this host: give "
+                           "{} of the node that serves",
+                           out.nnodes_min, out.endpoint.to_string(),
+                           is_static ? "--master-addr=HOST" : "--rdzv-endpoint=HOST[:PORT]"));
 }
 
 Result<void> read_output(const ParsedOptions& parsed, const EnvLookup& env, LaunchOptions& out) {
@@ -390,6 +405,9 @@ Result<void> read_workers(const ParsedOptions& parsed, LaunchOptions& out) {
     if (!limits) return bad(parsed.source("worker-limit"), limits.error().message());
     out.limits.insert(out.limits.end(), limits->begin(), limits->end());
   }
+  out.signal_group = parsed.text("signal-scope") == "group";
+  const auto& leftovers = parsed.text("leftovers");
+  out.leftovers = leftovers == "wait" ? Leftovers::wait : leftovers == "keep" ? Leftovers::keep : Leftovers::end;
   auto stdin_policy = parse_stdin_policy(parsed.text("stdin"));
   if (!stdin_policy) return bad(parsed.source("stdin"), stdin_policy.error().message());
   out.stdin_policy = *stdin_policy;
@@ -415,6 +433,13 @@ Result<void> read_program(const ParsedOptions& parsed, Flavour flavour, LaunchOp
   if (out.program.empty()) return Error(Errc::invalid_argument, "the program's name is empty");
   out.arguments.assign(parsed.rest().begin() + 1, parsed.rest().end());
   out.module = parsed.flag("module");
+  if (out.module && out.program.ends_with('\r')) {
+    return bad(parsed.source("module"), fmt::format("'{}' ends in a carriage return", out.program));
+  }
+  if (!out.arguments.empty() && out.arguments.back().ends_with('\r')) {  // it is the program's own, and may be meant
+    out.warnings.push_back(usage_sentence(
+        fmt::format("the program's last argument, '{}', ends in a carriage return", out.arguments.back())));
+  }
   out.no_python = parsed.flag("no-python");
   out.run_path = parsed.flag("run-path");
   if (out.run_path) {  // as torchrun: --run-path beats both
@@ -491,6 +516,27 @@ Result<void> read_supervision(const ParsedOptions& parsed, const EnvLookup& env,
   return {};
 }
 
+// What torchrun does for a variable and we do not is said, once.
+void read_torch_variables(const HostFacts& host, LaunchOptions& out) {
+  std::vector<std::string> known = worker_env_names();  // of an outer launcher, or left over from one; we set our own
+  known.insert(known.end(), {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCHELASTIC_SIGNALS_TO_HANDLE"});
+  for (const auto& name : host.variables) {
+    if (!name.starts_with("TORCHELASTIC_") && name != "TORCH_ELASTIC_WORKER_IDENTICAL") continue;
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const auto near = nearest_name(name, known);
+    out.warnings.push_back(usage_sentence(fmt::format(
+        "the variable {} has no effect on this launcher{}", name,
+        name == "TORCHELASTIC_ENABLE_FILE_TIMER" || name == "TORCHELASTIC_TIMER_FILE"
+            ? ": it has no file timer, so a worker's torch.distributed.elastic.timer ends nobody"
+        : name == "TORCHELASTIC_HEALTH_CHECK_PORT" ? ": it has no health check; ddpctl status says how the job is"
+        : name == "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+            ? ": it does not look for workers that hang in the kernel while they run"
+        : name == "TORCH_ELASTIC_WORKER_IDENTICAL" ? ": ranks are always numbered by the rendezvous"
+        : near                                     ? fmt::format(" (did you mean {}?)", *near)
+                                                   : std::string())));
+  }
+}
+
 // --log-level, else LOGLEVEL (torchrun's variable, Python's names), else info.
 Result<void> read_log_level(const ParsedOptions& parsed, const EnvLookup& env, LaunchOptions& out) {
   const bool own = parsed.given("log-level");
@@ -534,10 +580,12 @@ Result<LaunchOptions> make_launch_options(const ParsedOptions& parsed, Flavour f
   if (auto done = read_nproc(parsed, env, host, out); !done) return std::move(done).error();
   if (auto done = read_rendezvous(parsed, out); !done) return std::move(done).error();
   if (auto done = read_conf(parsed, out); !done) return std::move(done).error();
+  if (auto done = check_default_endpoint(parsed, out); !done) return std::move(done).error();
   if (auto done = read_output(parsed, env, out); !done) return std::move(done).error();
   if (auto done = read_signals(parsed, out); !done) return std::move(done).error();
   if (auto done = read_workers(parsed, out); !done) return std::move(done).error();
   if (auto done = read_supervision(parsed, env, out); !done) return std::move(done).error();
+  read_torch_variables(host, out);
   return out;
 }
 

@@ -1,7 +1,5 @@
 #include "launcher/rendezvous_client.h"
 
-#include <fcntl.h>
-
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -14,11 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "common/async_lookup.h"
 #include "common/deadline.h"
 #include "common/frame_io.h"
 #include "common/log.h"
 #include "common/tcp.h"
-#include "common/unique_fd.h"
 
 namespace ddprun::launcher {
 
@@ -31,6 +29,7 @@ namespace {
 constexpr milliseconds kFirstBackoff{20};
 constexpr milliseconds kMaxBackoff{900};      // with the try itself: at least once a second
 constexpr milliseconds kConnectLimit{3'000};  // SYNs that nobody answers
+constexpr milliseconds kLookupLimit{30'000};  // then the name is asked for anew
 constexpr std::chrono::seconds kTell{10};     // how often a waiting user hears why
 constexpr auto kAsTuple = asio::as_tuple(asio::use_awaitable);
 
@@ -46,7 +45,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
         options(std::move(o)),
         events(std::move(e)),
         socket(context),
-        resolver(context),
+        lookup(context),
         backoff_timer(context),
         beat_timer(context),
         lease_timer(context),
@@ -58,18 +57,23 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   asio::awaitable<void> run() {
     milliseconds backoff = kFirstBackoff;
     while (!closing) {
+      const TimePoint begin = SteadyClock::now();
       auto connection = co_await connect();
       if (closing) break;
       if (connection) {
-        backoff = kFirstBackoff;
         auto over = co_await talk();
         if (closing) break;
         hang_up(over.error());
+        if (!heard_here) problem = "it takes connections and greets, but nothing follows (" + problem + ")";
+        // A server that greets and closes, again and again, is not one that works.
+        if (useful_at >= begin) backoff = kFirstBackoff;
       } else {
         problem = connection.error().message();
+        link_changed();
         const bool refused = connection.error().code() == Errc::refused;
-        if (refused && !was_connected && events.on_nobody_there) events.on_nobody_there();
+        if (refused && !was_useful && events.on_nobody_there) events.on_nobody_there();
       }
+      look_at_first_contact();
       if (closing || hopeless) break;
       backoff_timer.expires_after(backoff);
       backoff = std::min(backoff * 2, kMaxBackoff);
@@ -81,17 +85,15 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
 
   asio::awaitable<Result<void>> connect() {
     const TimePoint begin = SteadyClock::now();
+    std::string host = options.endpoint.host;
+    if (problem.empty() || !was_useful) problem = "the name '" + host + "' is being looked up";
+    const auto found = co_await lookup.ask(host, kLookupLimit);
+    if (!found) co_return found.error();
     std::vector<tcp::endpoint> candidates;
     boost::system::error_code ec;
-    const auto literal = asio::ip::make_address(options.endpoint.host, ec);
-    if (!ec) {
-      candidates.emplace_back(literal, options.endpoint.port);
-    } else {
-      std::string host = options.endpoint.host;
-      std::string service = std::to_string(options.endpoint.port);
-      const auto [error, found] = co_await resolver.async_resolve(host, service, kAsTuple);
-      if (error) co_return Error(Errc::not_found, "cannot resolve '" + host + "': " + error.message());
-      for (const auto& entry : found) candidates.push_back(entry.endpoint());
+    for (const std::string& address : *found) {
+      const auto numeric = asio::ip::make_address(address, ec);
+      if (!ec) candidates.emplace_back(numeric, options.endpoint.port);
     }
     Error last(Errc::not_found, "'" + options.endpoint.host + "' has no address");
     for (const tcp::endpoint& candidate : candidates) {
@@ -99,6 +101,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       auto opened = co_await open(candidate);
       if (!opened) {
         last = opened.error();
+        if (!was_useful) contact.reset();  // nobody is there any more
         // "Refused" comes from the host itself: it is there, and no daemon is. (Unreachable is a router's word.)
         // Another address of the same name, where nobody ever listened, proves nothing.
         if (last.code() == Errc::refused && candidate == last_server) renew_lease(begin);
@@ -125,26 +128,27 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       socket.close(ignored);
     });
     const auto [error] = co_await socket.async_connect(candidate, kAsTuple);
-    if (!error) co_return Result<void>();
+    if (!error) {
+      if (!contact) contact = SteadyClock::now();
+      co_return Result<void>();
+    }
     if (limit.expired()) co_return Error(Errc::timed_out, "no answer from " + options.endpoint.to_string());
     co_return from_boost(error, "connect to " + options.endpoint.to_string());
   }
 
   asio::awaitable<Result<void>> greet() {
-    const TimePoint begin = SteadyClock::now();
     rdzv::Hello hello;
     std::string bytes = rdzv::encode(hello);
     auto sent = co_await write_bytes(socket, std::move(bytes), options.read_timeout);
     if (!sent) co_return std::move(sent).error();
     // While a lease runs, a silent server must not hold us longer than that.
-    const milliseconds limit =
-        was_connected ? std::min(options.read_timeout, options.node.lease()) : options.read_timeout;
+    const milliseconds limit = was_useful ? std::min(options.read_timeout, options.node.lease()) : options.read_timeout;
     problem = "connected, but no rendezvous answers there";
     auto fixed = co_await read_bytes(socket, rdzv::kHelloReplyFixedBytes, limit);
     if (!fixed) {
       const bool closed = fixed.error().code() == Errc::peer_closed;
       if (closed) co_return std::move(fixed).error().with_context("connected, but no rendezvous answers there");
-      if (fixed.error().code() != Errc::timed_out || was_connected) co_return std::move(fixed).error();
+      if (fixed.error().code() != Errc::timed_out || was_useful) co_return std::move(fixed).error();
       co_return give_up("does not answer as a rendezvous within " + std::to_string(limit.count() / 1000) + " s");
     }
     auto head = rdzv::decode_hello_reply_head(*fixed);
@@ -155,7 +159,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     embedded = *why == "embedded";
     if (const auto local = local_endpoint(socket.native_handle())) own = local->host;
     if (const auto remote = remote_endpoint(socket.native_handle())) server = remote->host;
-    renew_lease(begin);
+    // The lease stays as it is: who greets us has not heard who we are yet.
     co_return Result<void>();
   }
 
@@ -171,18 +175,24 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     return error;
   }
 
+  // Somebody takes our connections, and for read_timeout nothing came that a rendezvous would say.
+  void look_at_first_contact() {
+    if (closing || hopeless || was_useful || !contact || SteadyClock::now() < *contact + options.read_timeout) return;
+    give_up("does not work as a rendezvous for " + std::to_string(options.read_timeout.count() / 1000) +
+            " s: " + problem);
+  }
+
   // --- connected
 
   asio::awaitable<Result<void>> talk() {
-    if (is_connected_before()) log_info("connected to the rendezvous again at {}", options.endpoint.to_string());
     was_connected = online = true;
+    heard_here = false;
     ++connections;
-    told_broken = false;
-    problem.clear();
     unanswered.clear();
     out.clear();
     writing.clear();
     introduce();
+    if (standing != Standing::idle) send_beat(false);  // its answer proves that this connection is of use
     beat();
     while (true) {
       auto frame = co_await read_frame(socket, rdzv::kMaxFrame, milliseconds(0));
@@ -195,11 +205,23 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     }
   }
 
-  bool is_connected_before() const { return was_connected && told_broken; }
+  // A working rendezvous says something to us.
+  void useful() {
+    useful_at = SteadyClock::now();
+    was_useful = true;
+    if (!heard_here && told_broken) log_info("connected to the rendezvous again at {}", options.endpoint.to_string());
+    if (!heard_here) problem.clear();
+    heard_here = true;
+    told_broken = false;
+    link_changed();
+  }
+
+  void link_changed() const {
+    if (events.on_link) events.on_link();
+  }
 
   void hang_up(const Error& why) {
     online = false;
-    broken_at = SteadyClock::now();
     problem = why.message();
     beat_timer.cancel();
     boost::system::error_code ignored;
@@ -213,12 +235,13 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     }
     told_broken = true;
     goodbye = false;
+    link_changed();
   }
 
   // On each new connection: who we are, and what may have been lost on the way.
   void introduce() {
     if (options.node.address.empty() || address_is_ours) {
-      options.node.address = own;
+      options.node.address = own.substr(0, own.find('%'));  // a zone means something on this host only
       address_is_ours = true;
     }
     if (standing == Standing::joining) {
@@ -251,17 +274,21 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   }
 
   void take(rdzv::ServerMessage message) {
+    auto* shutdown = std::get_if<rdzv::Shutdown>(&message);
+    const bool stops = shutdown != nullptr && shutdown->cause == rdzv::ShutdownCause::daemon_stops;
+    if (!stops) useful();
     if (auto* ack = std::get_if<rdzv::HeartbeatAck>(&message)) {
       while (!unanswered.empty() && unanswered.front().first <= ack->sequence) {
         renew_lease(unanswered.front().second);
         unanswered.pop_front();
       }
-      if (!ack->reason.empty() && standing == Standing::joining) log_info("waiting: {}", ack->reason);
+      if (!ack->reason.empty() && standing == Standing::joining) {
+        log_info("waiting: {}{}", ack->reason, options.waiting_hint);
+      }
       return;
     }
     if (std::holds_alternative<rdzv::Registered>(message)) return;
-    if (auto* shutdown = std::get_if<rdzv::Shutdown>(&message);
-        shutdown && shutdown->cause == rdzv::ShutdownCause::daemon_stops) {
+    if (stops) {
       goodbye = true;
       log_warning("the rendezvous stops ({}): workers run on, trying to reach the next one", shutdown->reason);
       told_broken = true;
@@ -337,10 +364,11 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       log_warning("the rendezvous at {} is silent for {} ms", options.endpoint.to_string(),
                   options.node.lease().count());
       told_broken = true;
-      // No FIN yet: see the header.
-      abandoned = UniqueFd(::fcntl(socket.native_handle(), F_DUPFD_CLOEXEC, 0));
+      // No FIN yet: see the header. The socket itself is kept, since a copy of it may not be had (no descriptors).
+      abandoned.emplace(std::move(socket));
+      socket = tcp::socket(io);
       boost::system::error_code ignored;
-      socket.close(ignored);
+      abandoned->cancel(ignored);
     }
     const bool member = standing == Standing::member || standing == Standing::leaving;
     if (member && events.on_lease_expired) events.on_lease_expired();
@@ -348,16 +376,17 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
 
   // --- telling
 
+  std::string why() const { return problem + options.waiting_hint; }
+
   void tell() {
     tell_timer.expires_after(kTell);
     tell_timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
       const auto self = weak.lock();
       if (error || !self || self->closing) return;
       if (self->standing == Standing::joining) {
-        if (self->online) {
-          self->send_beat(true);
-        } else {
-          log_info("waiting for the rendezvous at {}: {}", self->options.endpoint.to_string(), self->problem);
+        if (self->online) self->send_beat(true);
+        if (!self->online || !self->heard_here) {
+          log_info("waiting for the rendezvous at {}: {}", self->options.endpoint.to_string(), self->why());
         }
       }
       self->tell();
@@ -368,14 +397,16 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   ClientOptions options;
   ClientEvents events;
   tcp::socket socket;
-  tcp::resolver resolver;
+  AsyncLookup lookup;
   tcp::endpoint last_server;  // that answered last
   asio::steady_timer backoff_timer, beat_timer, lease_timer, tell_timer, ended;
   bool running = false, closing = false, hopeless = false;
+  std::optional<TimePoint> contact;  // since when somebody takes our connections, until something useful came
+  TimePoint useful_at;
+  bool was_useful = false, heard_here = false;  // ever; on this connection
   bool online = false, was_connected = false, told_broken = false, embedded = false, goodbye = false;
   bool address_is_ours = false;
   std::uint64_t connections = 0;
-  TimePoint broken_at;
   std::string problem = "not tried yet";
   std::string own, server;
 
@@ -386,7 +417,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   std::optional<rdzv::Failure> pending_failure;
   rdzv::Leave farewell;
   TimePoint failed_at;
-  UniqueFd abandoned;  // the connection in which nothing was answered any more
+  std::optional<tcp::socket> abandoned;  // the connection in which nothing was answered any more
 
   std::string out, writing;
   std::uint64_t sequence = 0;
@@ -405,7 +436,7 @@ RendezvousClient::~RendezvousClient() {
 
 void RendezvousClient::start() {
   impl_->running = true;
-  impl_->broken_at = impl_->lease_from = SteadyClock::now();
+  impl_->lease_from = impl_->useful_at = SteadyClock::now();
   impl_->tell();
   impl_->watch_lease();
   asio::co_spawn(impl_->io, impl_->run(), [self = impl_](std::exception_ptr failure) {
@@ -472,13 +503,12 @@ asio::awaitable<void> RendezvousClient::close(milliseconds limit) {
   // FIN, not RST: what we sent must arrive although something unread may lie in our buffer.
   impl->socket.shutdown(tcp::socket::shutdown_send, ignored);
   impl->socket.close(ignored);
-  impl->resolver.cancel();
+  impl->lookup.cancel();
   impl->backoff_timer.cancel();
   impl->beat_timer.cancel();
   impl->lease_timer.cancel();
   impl->tell_timer.cancel();
   impl->abandoned.reset();
-  // A name look-up cannot be interrupted; the object lives on for it, nobody waits.
   const TimePoint patience = SteadyClock::now() + milliseconds(200);
   while (impl->running && SteadyClock::now() < patience) {
     impl->ended.expires_at(patience);
@@ -491,11 +521,12 @@ bool RendezvousClient::connected() const { return impl_->online; }
 bool RendezvousClient::ever_connected() const { return impl_->was_connected; }
 bool RendezvousClient::server_is_embedded() const { return impl_->embedded; }
 std::optional<TimePoint> RendezvousClient::disconnected_since() const {
-  if (impl_->online) return std::nullopt;
-  return impl_->broken_at;
+  if (impl_->online && impl_->heard_here) return std::nullopt;
+  return impl_->useful_at;
 }
+TimePoint RendezvousClient::last_useful() const { return impl_->useful_at; }
 TimePoint RendezvousClient::lease_end() const { return impl_->lease_end(); }
-std::string RendezvousClient::last_problem() const { return impl_->problem; }
+std::string RendezvousClient::last_problem() const { return impl_->why(); }
 std::string RendezvousClient::own_address() const { return impl_->own; }
 std::string RendezvousClient::server_address() const { return impl_->server; }
 

@@ -25,6 +25,8 @@ struct ClientEvents {
   std::function<void(TimePoint end)> on_lease;
   // The server will never talk to us: another protocol, another version. Once.
   std::function<void(Error)> on_hopeless;
+  // last_useful(), disconnected_since(), server_is_embedded() or last_problem() may be others now.
+  std::function<void()> on_link;
   // Before the first connection: nobody listens at the endpoint. We might host it ourselves.
   std::function<void()> on_nobody_there;
 };
@@ -32,13 +34,17 @@ struct ClientEvents {
 struct ClientOptions {
   Endpoint endpoint;
   rdzv::NodeInfo node;                             // address empty: our side of the connection
-  std::chrono::milliseconds read_timeout{60'000};  // for an answer to the opening
+  std::chrono::milliseconds read_timeout{60'000};  // from the first contact to something useful
+  std::string waiting_hint;                        // added to what a waiting user hears
 };
 
 // The agent's connection to the rendezvous: connects, and after a break connects again at least once a second, says
 // again who we are, keeps the lease. One thread.
 //
-// The lease runs from the send time of the last answered heartbeat (or opening). A new connection that is refused where
+// A new connection is tried after 20 ms, twice that after each try, at most 900 ms; from 20 ms again once something
+// useful has come. Who takes our connections for read_timeout and never says anything useful is hopeless.
+//
+// The lease runs from the send time of the last answered heartbeat. A new connection that is refused where
 // the daemon was proves that the host is there and the daemon is dead, so it starts the lease anew: workers run on.
 // Silence does not, and neither does a connection that was taken and closed: a living daemon may do that. When the
 // lease is over a new connection is tried, but the old one is kept open until join() or close(): a FIN would tell
@@ -69,9 +75,13 @@ class RendezvousClient {
   bool connected() const;
   bool ever_connected() const;
   bool server_is_embedded() const;
-  std::optional<TimePoint> disconnected_since() const;  // or since start(); nullopt while connected
+  // When a working rendezvous last said something about us (any message but its goodbye); at first: start(). One that
+  // only greets says nothing.
+  TimePoint last_useful() const;
+  // last_useful(), unless there is a connection on which something useful has come.
+  std::optional<TimePoint> disconnected_since() const;
   TimePoint lease_end() const;
-  std::string last_problem() const;  // why there is no connection
+  std::string last_problem() const;  // why there is no connection, or none of use
   // Numeric addresses of the current or last connection; "" before the first.
   std::string own_address() const;
   std::string server_address() const;

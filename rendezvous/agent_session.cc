@@ -32,6 +32,7 @@ AgentSession::AgentSession(asio::ip::tcp::socket socket, std::string already_rea
       written_(socket_.get_executor(), asio::steady_timer::time_point::max()) {
   if (const auto remote = remote_endpoint(socket_.native_handle())) {
     peer_ = remote->to_string();
+    peer_address_ = remote->host.substr(0, remote->host.find('%'));
     peer_is_loopback_ = is_loopback(remote->host);
   }
   if (const auto local = local_endpoint(socket_.native_handle())) own_address_ = local->host;

@@ -53,7 +53,8 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   void close(const std::string& why);
 
   bool closed() const { return closed_; }
-  const std::string& peer() const { return peer_; }  // "10.0.0.1:4711"
+  const std::string& peer() const { return peer_; }                  // "10.0.0.1:4711"
+  const std::string& peer_address() const { return peer_address_; }  // numeric, without a zone
   bool peer_is_loopback() const { return peer_is_loopback_; }
   const std::string& own_address() const { return own_address_; }  // our side of the connection, numeric
 
@@ -81,7 +82,7 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   std::string already_read_;
   std::string greeting_;
   Handlers handlers_;
-  std::string peer_, own_address_;
+  std::string peer_, peer_address_, own_address_;
   bool peer_is_loopback_ = false;
   bool is_operator_ = false;
   bool collecting_ = false;

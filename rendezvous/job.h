@@ -1,11 +1,13 @@
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "common/clock.h"
 #include "common/types.h"
@@ -21,6 +23,8 @@ struct Job {
   Membership membership;
   Membership::Totals counted;       // what of its totals is in the server's counters
   std::optional<KnownWorld> known;  // what the state file says of it, or shall say
+  std::uint64_t change = 0;         // by which change of the state file it came there
+  std::vector<Send> held;           // until that change is on the disk
   std::unordered_map<NodeId, std::shared_ptr<AgentSession>> sessions;
   std::deque<std::string> news;
   TimePoint last_change;

@@ -67,6 +67,7 @@ void Membership::erase(const NodeId& node, const std::string& why) {
   Gone gone;
   gone.why = why;
   gone.final = final_;
+  damped_.erase(node);
   remember(node, std::move(gone));
   nodes_.erase(found);
 }
@@ -98,6 +99,8 @@ void Membership::start_over() {
   result_.clear();
   permanent_.clear();
   end_why_.clear();
+  suspects_.clear();
+  damping_ = Damping();
   final_.reset();
   failures_.clear();
   failure_history_.clear();
@@ -139,6 +142,8 @@ void Membership::forgive(Duration by) {
   for (auto& [id, node] : nodes_) {
     node.heard += by;
     later(node.closed);
+    later(node.welcome);
+    node.came += by;
     node.join_deadline += by;
   }
   for (auto& [id, old] : residue_) old.until += by;
@@ -209,10 +214,12 @@ void Membership::scan(TimePoint now, Actions& out) {
   }
   for (const NodeId& id : closed) {
     const auto found = nodes_.find(id);
+    if (found != nodes_.end() && !found->second.leaving) count_stay(found->second, round_, now, out);
     depart(id, found != nodes_.end() && found->second.leaving ? "has gone" : "is lost: its connection closed", false,
            now, out);
   }
   for (const NodeId& id : silent) {
+    if (const auto found = nodes_.find(id); found != nodes_.end()) count_stay(found->second, round_, now, out);
     depart(id, fmt::format("is lost: silent for {} s", whole_seconds(lost_after())), true, now, out);
   }
   // Those that expire now are told about one another as they were, so the sentence is built before any of them goes.
@@ -257,9 +264,17 @@ Actions Membership::tick(TimePoint now) {
   if (newcomer_ && now >= *newcomer_) {
     newcomer_.reset();
     const bool ending = count(MemberState::finished) + count(MemberState::resumable) > 0;
-    if (phase_ == Phase::running && available() > 0 && !ending &&
-        static_cast<std::int64_t>(members()) < config_.nnodes_max) {
-      begin_restart(fmt::format("{} joins", hosts_of(MemberState::waiting, 8)), now, out);
+    const bool room = static_cast<std::int64_t>(members()) < config_.nnodes_max;
+    if (phase_ == Phase::running && available() > 0 && !ending && room) {
+      if (steady_waiting(now, false) > 0) {
+        begin_restart(fmt::format("{} joins", waiting_hosts(now, 8)), now, out);
+      } else {
+        for (const NodeId& id : damped_) {
+          const Node& node = nodes_.at(id);
+          if (node.state != MemberState::waiting || node.closed) continue;
+          newcomer_ = std::min(newcomer_.value_or(*node.welcome), *node.welcome);
+        }
+      }
     }
   }
   if (last_call_ && now >= *last_call_) try_form(now, out);

@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <variant>
@@ -12,6 +13,7 @@
 #include "common/clock.h"
 #include "common/rdzv_protocol.h"
 #include "common/types.h"
+#include "rendezvous/damping.h"
 #include "rendezvous/known_world.h"
 
 namespace ddprun::rendezvous {
@@ -144,6 +146,8 @@ class Membership {
     rdzv::NodeInfo info;
     rdzv::MemberState state = rdzv::MemberState::waiting;
     std::uint64_t arrival = 0;
+    TimePoint came;
+    std::optional<TimePoint> welcome;  // nodes of its host come and go: before that no world is begun anew for it
     TimePoint heard;
     std::optional<TimePoint> closed;    // since when the connection is gone
     TimePoint join_deadline;            // of a waiting node, while no world runs
@@ -191,7 +195,7 @@ class Membership {
   void newcomer(const Node& node, TimePoint now, Actions& out);
   Node* who_speaks(const NodeId& id, TimePoint now, Actions& out);
   void add_failure(const FailureRecord& record);
-  void judge(const rdzv::Failure& failure, TimePoint now, Actions& out);
+  void judge(const rdzv::Failure& failure, std::string lost, TimePoint now, Actions& out);
   void check_barrier(TimePoint now, Actions& out);
   void finish(rdzv::DoneResult result, Actions& out);
   void fail(Actions& out);
@@ -204,11 +208,20 @@ class Membership {
 
   std::size_t members() const;
   std::int64_t min_nodes() const;
+  static std::string place_of(const rdzv::NodeInfo& info) { return info.host + " (" + info.address + ")"; }
+  bool is_steady(const Node& node, TimePoint now) const;
+  // Nodes that wait, without (`closed`: those of them whose connection is gone) the ones that are damped.
+  std::size_t steady_waiting(TimePoint now, bool closed) const;
+  bool without_damped(TimePoint now) const;
+  void count_stay(const Node& node, Round round, TimePoint now, Actions& out);
+  std::string suspects(const NodeId& but, TimePoint now) const;
+  std::string why_unknown(Round round) const;
   std::size_t available() const { return count(rdzv::MemberState::waiting) - closed_waiting_; }
   static std::int64_t whole_seconds(Duration d) { return std::chrono::duration_cast<std::chrono::seconds>(d).count(); }
   static Duration lost_after(const rdzv::NodeInfo& node) { return node.lease() + kLostMargin; }
   Duration lost_after() const { return lost_after(config_); }
   std::string hosts_of(rdzv::MemberState state, std::size_t limit) const;
+  std::string waiting_hosts(TimePoint now, std::size_t limit) const;
   std::string missing_ranks() const;
 
   RunId run_id_;
@@ -234,6 +247,7 @@ class Membership {
   std::int64_t quick_failures_ = 0;            // counted ones in a row that were quick, for the crash loop limit
   std::string permanent_;                      // why no retry can mend what happened in this round
   std::string end_why_;                        // why the last failure ends the job
+  std::string suspects_;                       // who seemed lost when it came
 
   std::optional<TimePoint> last_call_;      // the forming round closes
   std::optional<TimePoint> newcomer_;       // waiting newcomers trigger a new round
@@ -252,6 +266,8 @@ class Membership {
   std::deque<std::pair<NodeId, std::uint64_t>> gone_order_;
   std::uint64_t gone_number_ = 0;
   std::string own_address_;
+  Damping damping_;
+  std::set<NodeId> damped_;  // the nodes that have a `welcome`; few
   Totals totals_;
 };
 

@@ -93,6 +93,7 @@ Membership::Node& Membership::add(const rdzv::NodeInfo& info, TimePoint now) {
   Node& node = nodes_[info.node_id];
   node.info = info;
   node.arrival = ++arrivals_;
+  node.came = now;
   node.heard = now;
   ++counts_[static_cast<std::size_t>(MemberState::waiting)];
   look_again_at(now + lost_after());
@@ -129,6 +130,11 @@ Actions Membership::on(const rdzv::Join& join, TimePoint now) {
   node.in_round = in_round;
   node.join_deadline = now + config_.join_timeout;
   look_again_at(node.join_deadline);
+  if (const Duration wait = damping_.patience(place_of(node.info), now); wait.count() > 0) {
+    node.welcome = now + wait;
+    damped_.insert(id);
+    look_again_at(*node.welcome);
+  }
   if (phase_ == Phase::running) {
     newcomer(node, now, out);
   } else {
@@ -196,9 +202,21 @@ void Membership::newcomer(const Node& node, TimePoint now, Actions& out) {
   const bool ending = count(MemberState::finished) + count(MemberState::resumable) > 0;
   if (room && !ending && !recover_until_ && !verdict_) {
     const bool full = static_cast<std::int64_t>(members() + available()) >= config_.nnodes_max;
-    const TimePoint when = full ? now : now + std::min<Duration>(config_.last_call_timeout, kNewcomerWait);
+    TimePoint when = full ? now : now + std::min<Duration>(config_.last_call_timeout, kNewcomerWait);
+    const bool damped = !is_steady(node, now);
+    if (damped) when = std::max(when, *node.welcome);
     if (!newcomer_ || when < *newcomer_) newcomer_ = when;
-    out.push_back(News{fmt::format("{} waits to join round {}", node.info.host, round_.value)});
+    const auto wait = std::chrono::ceil<std::chrono::seconds>(when - now).count();
+    const std::string text = fmt::format("{} is here: round {} ends {} to take it in", node.info.host, round_.value,
+                                         wait == 0 ? "now" : fmt::format("in {} s at the latest", wait));
+    out.push_back(News{text});
+    if (damped) {
+      rdzv::Notice notice;
+      notice.kind = rdzv::NoticeKind::newcomer;
+      notice.text = fmt::format("nodes of {} came and went: if this one stays, round {} ends in {} s to take it in",
+                                node.info.host, round_.value, wait);
+      out.push_back(Send{node.info.node_id, std::move(notice)});
+    }
     return;
   }
   rdzv::Notice notice;
@@ -251,7 +269,7 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
                     slice_fits(registration.slice, registration.node.nproc);
   highest_round_ = std::max(highest_round_, round);
   if (!first && !fits) {
-    fence(id, round, fmt::format("round {} is over: round {} is what counts now", round.value, round_.value), out);
+    fence(id, round, why_unknown(round), out);
     wait_for_end_of(registration.node, now);
     return out;
   }
@@ -299,7 +317,10 @@ void Membership::return_of_known(Node& node, const rdzv::Register& registration,
   if (phase_ == Phase::ended) {
     out.push_back(Send{id, *final_});
   } else if (round != round_ || node.state == MemberState::waiting) {
-    fence(id, round, fmt::format("round {} is over", round.value), out);
+    fence(id, round,
+          round != round_ ? fmt::format("round {} is over", round.value)
+                          : fmt::format("this node waits, and is no member of round {}", round.value),
+          out);
   } else if (phase_ == Phase::forming) {
     fence(id, round, restart_reason_, out);
   } else {

@@ -50,7 +50,11 @@ Actions Membership::disconnected(const NodeId& id, TimePoint now) {
 Actions Membership::on(const NodeId& id, const rdzv::Leave& leave, TimePoint now) {
   Actions out;
   // After the job's end: as long as it is connected it may have workers, whatever it says.
-  if (!nodes_.contains(id) || phase_ == Phase::ended) return out;
+  const auto found = nodes_.find(id);
+  if (found == nodes_.end() || phase_ == Phase::ended) return out;
+  if (found->second.state == MemberState::running && !found->second.leaving) {
+    count_stay(found->second, round_, now, out);
+  }
   this->leave(id, "left: " + leave.reason, now, out);
   try_form(now, out);
   return out;
@@ -166,7 +170,7 @@ Actions Membership::on(const NodeId& id, const rdzv::Failure& failure, TimePoint
     return out;
   }
   set_state(node, MemberState::stopping);
-  judge(failure, now, out);
+  judge(failure, suspects(id, now), now, out);
   return out;
 }
 
@@ -186,9 +190,11 @@ void Membership::add_failure(const FailureRecord& record) {
   if (failure_history_.size() > rdzv::kMaxFailures) failure_history_.pop_front();
 }
 
-void Membership::judge(const rdzv::Failure& failure, TimePoint now, Actions& out) {
+// `lost`: members that seem to be; what fails then may be an echo of that.
+void Membership::judge(const rdzv::Failure& failure, std::string lost, TimePoint now, Actions& out) {
   add_failure(failure.record);
-  const std::string what = rdzv::describe(failure.record);
+  const std::string what = (lost.empty() ? "" : lost + ", then ") + rdzv::describe(failure.record);
+  if (suspects_.empty()) suspects_ = std::move(lost);
   if (verdict_) {
     out.push_back(News{what});
     return;
@@ -203,7 +209,7 @@ void Membership::judge(const rdzv::Failure& failure, TimePoint now, Actions& out
     end_why = "a retry cannot mend it";
   } else if (restart_count_ >= config_.max_restarts) {
     end_why = config_.max_restarts == 0 ? "no restarts are allowed"
-                                        : fmt::format("all {} restarts are used", config_.max_restarts);
+                                        : fmt::format("{0} of {0} restarts are used", config_.max_restarts);
   } else if (config_.crash_loop_limit > 0 && quick_in_a_row >= config_.crash_loop_limit) {
     end_why = fmt::format("a crash loop: {} attempts in a row failed within {} s of their start (crash-loop-limit)",
                           quick_in_a_row, whole_seconds(config_.crash_loop_window));
@@ -270,6 +276,7 @@ void Membership::fail(Actions& out) {
   if (!failures_.empty()) {
     shutdown.root = static_cast<std::uint32_t>(root);
     shutdown.reason = rdzv::describe(failures_[root]);
+    if (!suspects_.empty()) shutdown.reason = suspects_ + ", then " + shutdown.reason;
     if (!end_why_.empty()) shutdown.reason += "; " + end_why_;
   }
   std::string result = "failed: " + shutdown.reason;
@@ -277,13 +284,14 @@ void Membership::fail(Actions& out) {
 }
 
 void Membership::end(const rdzv::ServerMessage& message, std::string result, Actions& out) {
-  phase_ = Phase::ended;
+  const Phase phase = std::exchange(phase_, Phase::ended);
   final_ = message;
   result_ = std::move(result);
   verdict_.reset();
   newcomer_.reset();
   last_call_.reset();
-  out.push_back(News{fmt::format("job ended in round {}: {}", round_.value, result_)});
+  out.push_back(News{phase == Phase::forming ? fmt::format("job ended while no round ran: {}", result_)
+                                             : fmt::format("job ended in round {}: {}", round_.value, result_)});
   std::vector<NodeId> closed;
   for (const auto& [id, node] : nodes_) {
     if (node.closed) {

@@ -49,7 +49,8 @@ void Membership::try_form(TimePoint now, Actions& out) {
     if (last_call_ && now >= *last_call_) last_call_ = now + kCloseGrace;
     return;
   }
-  const auto here = static_cast<std::int64_t>(available());
+  const bool steady_ones = without_damped(now);
+  const auto here = static_cast<std::int64_t>(steady_ones ? steady_waiting(now, false) : available());
   if (here < min_nodes() || here == 0) {
     last_call_.reset();
     return;
@@ -58,7 +59,7 @@ void Membership::try_form(TimePoint now, Actions& out) {
     form(now, out);
     return;
   }
-  if (closed_waiting_ > 0) {  // known within kCloseGrace
+  if (steady_ones ? steady_waiting(now, true) > 0 : closed_waiting_ > 0) {  // known within kCloseGrace
     if (last_call_ && now >= *last_call_) last_call_ = now + kCloseGrace;
     return;
   }
@@ -70,10 +71,44 @@ void Membership::try_form(TimePoint now, Actions& out) {
   if (now >= *last_call_) form(now, out);
 }
 
+// --- nodes that come and go ---------------------------------------------------------------------------------------
+
+// Who was in the last round, and stayed, is none of them.
+bool Membership::is_steady(const Node& node, TimePoint now) const {
+  return !node.welcome || now >= *node.welcome || (node.place && node.in_round == round_);
+}
+
+std::size_t Membership::steady_waiting(TimePoint now, bool closed) const {
+  std::size_t count = closed ? closed_waiting_ : available();
+  for (const NodeId& id : damped_) {
+    const Node& node = nodes_.at(id);
+    if (node.state == MemberState::waiting && node.closed.has_value() == closed && !is_steady(node, now)) --count;
+  }
+  return count;
+}
+
+// The minimum is there without them: nobody waits for them, and the round forms without them.
+bool Membership::without_damped(TimePoint now) const {
+  return !damped_.empty() && static_cast<std::int64_t>(steady_waiting(now, false)) >= min_nodes();
+}
+
+// A node goes that nobody sent away.
+void Membership::count_stay(const Node& node, Round round, TimePoint now, Actions& out) {
+  if (phase_ == Phase::ended) return;
+  const std::string host = place_of(node.info);
+  const bool member = node.state != MemberState::waiting && phase_ == Phase::running;
+  if (!damping_.went(host, now - node.came, member ? round : Round(0), now)) return;
+  out.push_back(News{fmt::format(
+      "{} came and went {} times, each time within {} s: it is taken in again when it has "
+      "stayed {} s, unless the minimum of nodes needs it",
+      host, damping_.times(host), whole_seconds(Damping::kShortStay), whole_seconds(damping_.patience(host, now)))});
+}
+
 void Membership::form(TimePoint now, Actions& out) {
   std::vector<Node*> chosen;
+  const bool steady_ones = without_damped(now);
   for (auto& [id, node] : nodes_) {
-    if (!node.closed) chosen.push_back(&node);
+    if (!node.closed && (!steady_ones || is_steady(node, now))) chosen.push_back(&node);
   }
   const auto max = static_cast<std::size_t>(config_.nnodes_max);
   const auto old = [&](const Node* n) { return n->place && n->in_round == round_; };
@@ -111,6 +146,7 @@ void Membership::form(TimePoint now, Actions& out) {
   departure_ = counted_ = false;
   reforming_ = true;
   failures_.clear();
+  suspects_.clear();
   last_call_.reset();
 
   const Node& first = *chosen[order.front()];
@@ -139,9 +175,9 @@ void Membership::form(TimePoint now, Actions& out) {
     set_state(node, MemberState::running);
     out.push_back(Send{node.info.node_id, std::move(a)});
   }
-  out.push_back(
-      News{fmt::format("round {} complete: {} {}, world size {}, restart {} of {}", round_.value, group_world_size_,
-                       group_world_size_ == 1 ? "node" : "nodes", world_size_, restart_count_, config_.max_restarts)});
+  out.push_back(News{fmt::format("round {} complete: {} {}, world size {}, {} of {} restarts used", round_.value,
+                                 group_world_size_, group_world_size_ == 1 ? "node" : "nodes", world_size_,
+                                 restart_count_, config_.max_restarts)});
   for (auto& [id, node] : nodes_) {
     if (node.state == MemberState::waiting) newcomer(node, now, out);
   }

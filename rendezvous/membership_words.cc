@@ -34,6 +34,43 @@ std::string Membership::hosts_of(MemberState state, std::size_t limit) const {
   return text.empty() ? "none" : text;
 }
 
+// Those for whom a round ends: without the damped ones.
+std::string Membership::waiting_hosts(TimePoint now, std::size_t limit) const {
+  if (damped_.empty()) return hosts_of(MemberState::waiting, limit);
+  std::string text;
+  for (const auto& [id, node] : nodes_) {
+    if (node.state != MemberState::waiting || node.closed || !is_steady(node, now)) continue;
+    if (limit-- == 0) return text + " and more";
+    text += (text.empty() ? "" : ", ") + node.info.host;
+  }
+  return text;
+}
+
+// Members that may be lost, of whose loss others suffer: "the connection of c closed", "d is silent for 9 s".
+std::string Membership::suspects(const NodeId& but, TimePoint now) const {
+  constexpr std::size_t kNamed = 3;
+  std::string text;
+  std::size_t found = 0;
+  for (const auto& [id, node] : nodes_) {
+    const bool overdue = now - node.heard > node.info.keep_alive_interval * 3 / 2;
+    if (id == but || node.state != MemberState::running || (!node.closed && !overdue)) continue;
+    if (++found > kNamed) continue;
+    text += (text.empty() ? "" : ", ") +
+            (node.closed ? fmt::format("the connection of {} closed", node.info.host)
+                         : fmt::format("{} is silent for {} s", node.info.host, whole_seconds(now - node.heard)));
+  }
+  return found > kNamed ? fmt::format("{} and {} more nodes", text, found - kNamed) : text;
+}
+
+// Why a node that says that it is in this round is taken for none of ours.
+std::string Membership::why_unknown(Round round) const {
+  if (round < round_) return fmt::format("round {} is over: round {} is what counts now", round.value, round_.value);
+  if (round == round_ && phase_ == Phase::ended) return fmt::format("the job of round {} has ended", round.value);
+  if (round == round_ && phase_ == Phase::forming) return fmt::format("round {} is over", round.value);
+  if (round == round_) return fmt::format("the rendezvous runs round {} without this node", round.value);
+  return fmt::format("the rendezvous does not know round {}", round.value);
+}
+
 // Static jobs know who is missing.
 std::string Membership::missing_ranks() const {
   if (config_.backend != rdzv::Backend::static_ranks) return "";

@@ -15,6 +15,7 @@
 #include "rendezvous/agent_session.h"
 #include "rendezvous/job.h"
 #include "rendezvous/operator_desk.h"
+#include "rendezvous/state_writer.h"
 
 namespace ddprun::rendezvous {
 
@@ -45,6 +46,11 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     desk = std::make_shared<OperatorDesk>(io, jobs, options.token, [this](Job& job, Actions actions, TimePoint now) {
       apply(job, std::move(actions), now);
     });
+    if (options.state_file) {
+      // Both are called only until close().
+      state = std::make_shared<StateWriter>(
+          io, options.state_file, [this] { return worlds(); }, [this] { tell_held(); });
+    }
     last_pulse = SteadyClock::now();
     for (const KnownWorld& world : options.worlds) {
       Job& job = job_of(world.run_id);
@@ -126,11 +132,13 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     if (leaving) return;  // it says it again to the next daemon
     const TimePoint now = SteadyClock::now();
     if (auto* join = std::get_if<rdzv::Join>(&message)) {
+      correct_address(session, join->node);
       Job* job = introduce(session, join->node, join->connection);
       if (job != nullptr) apply(*job, job->membership.on(*join, now), now);
       return;
     }
     if (auto* registration = std::get_if<rdzv::Register>(&message)) {
+      correct_address(session, registration->node);
       Job* job = introduce(session, registration->node, registration->connection);
       if (job != nullptr) apply(*job, job->membership.on(*registration, now), now);
       return;
@@ -161,6 +169,13 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     }
   }
 
+  // What calls itself loopback and comes from another host (--local-addr=localhost there) is reached where it comes
+  // from.
+  static void correct_address(const AgentSession& session, rdzv::NodeInfo& node) {
+    if (session.peer_is_loopback() || session.peer_address().empty()) return;
+    if (node.address == "localhost" || is_loopback(node.address)) node.address = session.peer_address();
+  }
+
   // The session speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is
   // closed itself.
   Job* introduce(AgentSession& session, const rdzv::NodeInfo& node, std::uint64_t connection) {
@@ -187,7 +202,8 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     const Duration patience = node.lease() + Membership::kLostMargin + kReadMargin;
     session.read_limit = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
     if (!session.peer_is_loopback() && !session.own_address().empty()) {
-      job.membership.set_own_address(session.own_address());
+      const std::string own = session.own_address();
+      job.membership.set_own_address(own.substr(0, own.find('%')));  // our zone means nothing on another host
     }
     return &job;
   }
@@ -221,6 +237,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     counters.nodes_lost += totals.departed - job.counted.departed;
     job.counted = totals;
     save(job);
+    const bool wait = !job.held.empty() || !on_disk(job);
     bool hooked = false;
     for (Action& action : actions) {
       if (auto* send = std::get_if<Send>(&action)) {
@@ -231,8 +248,11 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
         } else if (auto* end = std::get_if<rdzv::Shutdown>(&send->message)) {
           if (end->cause == rdzv::ShutdownCause::too_few_nodes) ++counters.expired;
         }
-        const auto found = job.sessions.find(send->node);
-        if (found != job.sessions.end()) found->second->send(send->message);
+        if (wait) {
+          job.held.push_back(std::move(*send));
+        } else {
+          deliver(job, *send);
+        }
       } else if (auto* drop = std::get_if<Drop>(&action)) {
         const auto found = job.sessions.find(drop->node);
         if (found == job.sessions.end()) continue;
@@ -254,32 +274,38 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     arm();
   }
 
-  // The new world is in the file before its nodes hear of it, unless the file cannot be written: jobs go on then.
+  static void deliver(Job& job, const Send& send) {
+    const auto found = job.sessions.find(send.node);
+    if (found != job.sessions.end()) found->second->send(send.message);
+  }
+
+  // --- the state file: a new world is in it before its nodes hear of it, unless it cannot be written
+
   void save(Job& job) {
-    if (!options.state_file) return;
+    if (!state) return;
     auto known = job.membership.known_world();
     if (known == job.known) return;
     job.known = std::move(known);
-    unsaved = true;
-    write_worlds();
+    const std::uint64_t change = state->changed();
+    if (job.known) job.change = change;  // of a world that is over nobody needs to know before its end is told
   }
 
-  // Until it succeeds it is tried again on each pulse.
-  void write_worlds() {
-    if (!unsaved) return;
+  bool on_disk(const Job& job) const { return !state || state->settled(job.change); }
+
+  std::vector<KnownWorld> worlds() const {
     std::vector<KnownWorld> all;
     for (const auto& [id, job] : jobs) {
       if (job.known) all.push_back(*job.known);
     }
-    const auto written = options.state_file->write(all);
-    unsaved = !written;
-    if (written && save_fails) log_info("the state file is written again, with {} run ids", all.size());
-    if (!written && !save_fails) {
-      log_warning(
-          "{}: if this daemon dies now, the next one does not know which workers may live. Trying again every second",
-          written.error().message());
+    return all;
+  }
+
+  void tell_held() {
+    if (closed || leaving) return;
+    for (auto& [id, job] : jobs) {
+      if (job.held.empty() || !on_disk(job)) continue;
+      for (const Send& send : std::exchange(job.held, {})) deliver(job, send);
     }
-    save_fails = !written;
   }
 
   // --- time
@@ -330,7 +356,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
       if (error || !self || self->closed) return;
       if (self->leaving) return;
       self->look_for_stall();
-      self->write_worlds();
+      if (self->state) self->state->retry();
       self->arm();
       self->beat();
     });
@@ -339,6 +365,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   void close() {
     if (closed) return;
     closed = true;
+    if (state) state->close();
     timer.cancel();
     pulse.cancel();
     if (store) store->close();
@@ -360,9 +387,8 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   asio::steady_timer timer, pulse;
   std::optional<TimePoint> armed;
   TimePoint last_pulse;
-  bool unsaved = false;     // the state file lacks something
-  bool save_fails = false;  // and that was said
-  bool leaving = false;     // only the last words go out
+  std::shared_ptr<StateWriter> state;  // may be null
+  bool leaving = false;                // only the last words go out
   bool closed = false;
 };
 

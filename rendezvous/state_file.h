@@ -22,9 +22,8 @@ class StateFile {
  public:
   // Errors: refused (another process holds it), system.
   static Result<StateFile> open(const std::string& path);
-  // Replaces what is there. Blocks until the disk has it (two syncs), in the daemon's only thread: it is done when the
-  // worlds change, once or twice a round. Errors: system; the old content stays, or if only the last sync failed, the
-  // new.
+  // Replaces what is there. Blocks until the disk has it (two syncs): see StateWriter. Errors: system; the old content
+  // stays, or if only the last sync failed, the new.
   Result<void> write(const std::vector<KnownWorld>& worlds) const;
 
  private:

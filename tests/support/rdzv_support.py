@@ -58,12 +58,13 @@ while True:
 def remove_groups(pids):
     """Removes the empty control groups that launchers made whose guard was killed with them: a power cut leaves none."""
     for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
-        for group in pathlib.Path(root).glob("**/ddprun-*"):
-            if group.name.removeprefix("ddprun-").partition(".")[0] in {str(pid) for pid in pids}:
-                try:
-                    group.rmdir()
-                except OSError:
-                    pass  # a member is dying still, or the guard was faster
+        for folder, names, _ in os.walk(root):  # unlike glob it does not mind that groups of others go meanwhile
+            for name in names:
+                if name.startswith("ddprun-") and name.removeprefix("ddprun-").partition(".")[0] in {str(pid) for pid in pids}:
+                    try:
+                        os.rmdir(os.path.join(folder, name))
+                    except OSError:
+                        pass  # a member is dying still, or the guard was faster
 
 
 def poll(what, condition, limit=LIMIT):

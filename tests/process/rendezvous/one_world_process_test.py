@@ -1,5 +1,6 @@
 """Never two live worlds of one run id: agents that are stopped, workers that take their time, daemons that start anew."""
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -102,6 +103,26 @@ class OneWorld(RendezvousTest):
         poll("the world is in the file", lambda: f" 1 {job}\n" in (folder / "state").read_text())
         poll("that is said", lambda: "the state file is written again" in daemon.errors())
         self.end_well(node)
+
+    def test_a_disk_that_hangs_holds_up_rounds_but_no_heartbeats(self):
+        state = self.dir / "state"
+        port = int(self.endpoint.rpartition(":")[2])
+        daemon = self.serve(extra=("--state-file", state))
+        fresh = self.dir / "state.new"
+        os.mkfifo(fresh)  # whoever opens it to write waits for a reader
+
+        def beat(peer, sequence):
+            peer.send(wire.frame(wire.HEARTBEAT, struct.pack("<QB", sequence, 0)))
+            return peer.read()[0]
+        with agent(port, "n1") as peer:
+            for sequence in range(1, 20):
+                self.assertEqual(beat(peer, sequence), wire.HEARTBEAT_ACK, "heard of a round that is not on the disk")
+            fresh.unlink()  # the thread still waits: nothing can tell it
+            self.assertEqual(peer.read_until(wire.ASSIGNMENT)[0], wire.ASSIGNMENT)
+            self.assertIn("the disk of the state file does not answer for 5 s", daemon.errors())
+            self.assertEqual(beat(peer, 20), wire.HEARTBEAT_ACK)
+            daemon.signal(signal.SIGTERM)
+            self.assertEqual(daemon.wait(), 0, "a write that hangs is left behind")
 
     def test_state_file_of_another_daemon_is_refused(self):
         state = self.dir / "state"

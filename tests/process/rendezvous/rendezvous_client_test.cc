@@ -2,16 +2,21 @@
 #include "launcher/rendezvous_client.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <atomic>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/post.hpp>
+#include <cerrno>
+#include <future>
 #include <thread>
 
 #include "common/check.h"
 #include "common/tcp.h"
+#include "common/wire.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -68,15 +73,161 @@ TEST(RendezvousClient, OnlyARefusedConnectionProvesThatTheDaemonIsDead) {
   {
     // This one comes when the third of those is over for the client.
     const UniqueFd last = door.accept();
-    EXPECT_EQ(renewals, 1) << "a connection that was closed proves nothing";
+    EXPECT_EQ(renewals, 0) << "neither a greeting nor a connection that was closed proves that we are known";
   }
   door.shut();
   const TimePoint limit = hard_limit();
-  while (renewals < 2 && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(5));
-  EXPECT_GE(renewals, 2) << "a refused connection does";
+  while (renewals < 1 && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_GE(renewals, 1) << "a refused connection does";
   boost::asio::co_spawn(io, client.close(milliseconds(100)), boost::asio::detached);
   work.reset();
   thread.join();
+}
+
+// A client on a thread of its own; what the test asks of it happens there.
+class Running {
+ public:
+  explicit Running(ClientOptions options, ClientEvents events = {})
+      : client_(io_, std::move(options), std::move(events)) {
+    client_.start();
+    thread_ = std::thread([this] { io_.run(); });
+  }
+  ~Running() {
+    boost::asio::co_spawn(io_, client_.close(milliseconds(100)), boost::asio::detached);
+    work_.reset();
+    thread_.join();
+  }
+  template <typename F>
+  auto ask(F question) {
+    std::packaged_task<decltype(question(client_))()> task([&] { return question(client_); });
+    boost::asio::post(io_, [&task] { task(); });
+    return task.get_future().get();
+  }
+
+ private:
+  boost::asio::io_context io_{1};
+  boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{io_.get_executor()};
+  RendezvousClient client_;
+  std::thread thread_;
+};
+
+ClientOptions options_for(const Door& door) {
+  ClientOptions options;
+  options.endpoint = Endpoint{"127.0.0.1", door.port()};
+  options.node.run_id = RunId("job");
+  options.node.node_id = NodeId("node");
+  options.node.keep_alive_interval = std::chrono::seconds(600);
+  return options;
+}
+
+// The next frame of the client, decoded by nobody.
+std::string frame_of(const UniqueFd& peer) {
+  char head[4];
+  if (!read_exact(peer.get(), head, sizeof head, hard_limit())) return "";
+  std::string body(WireReader(std::string_view(head, sizeof head)).u32(), '\0');
+  if (!read_exact(peer.get(), body.data(), body.size(), hard_limit())) return "";
+  return body;
+}
+
+// Answers the first heartbeat of a connection that the client has opened: now it is of use.
+void be_useful(const UniqueFd& peer) {
+  while (true) {
+    auto message = rdzv::decode_agent(frame_of(peer));
+    ASSERT_TRUE(message) << message.error().message();
+    if (auto* beat = std::get_if<rdzv::Heartbeat>(&*message)) {
+      rdzv::HeartbeatAck ack;
+      ack.sequence = beat->sequence;
+      ASSERT_TRUE(write_all(peer.get(), rdzv::encode(ack), hard_limit()));
+      return;
+    }
+  }
+}
+
+TEST(RendezvousClient, AServerThatGreetsAndClosesIsNoRendezvous) {
+  Door door;
+  auto options = options_for(door);
+  Error hopeless(Errc::system, "not yet");
+  std::atomic<bool> gave_up{false};
+  ClientEvents events;
+  events.on_hopeless = [&](Error error) {
+    hopeless = std::move(error);
+    gave_up = true;
+  };
+  options.read_timeout = milliseconds(1'500);
+  Running running(options, events);
+  const TimePoint begin = running.ask([](RendezvousClient& client) { return client.last_useful(); });
+  running.ask([](RendezvousClient& client) { client.join(Round(0), 1); });
+  int connections = 0;
+  std::thread server([&] {
+    while (true) {
+      const UniqueFd peer = door.accept();
+      if (!peer || gave_up) return;
+      ++connections;
+      answer(peer);
+    }
+  });
+  const TimePoint limit = hard_limit();
+  while (!gave_up && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(5));
+  const auto since = running.ask([](RendezvousClient& client) { return client.disconnected_since(); });
+  auto last = tcp_connect_once(Endpoint{"127.0.0.1", door.port()}, limit);  // lets the server see that it is over
+  server.join();
+  EXPECT_TRUE(gave_up);
+  EXPECT_NE(hopeless.message().find("does not work as a rendezvous for 1 s"), std::string::npos) << hopeless.message();
+  EXPECT_EQ(since, begin) << "a greeting is nothing that a working rendezvous says about us";
+  EXPECT_LT(connections, 12) << "20, 40, 80, ... ms lie between two tries";
+}
+
+TEST(RendezvousClient, AnAnswerAboutUsIsUsefulAndRenewsTheLease) {
+  Door door;
+  std::atomic<int> renewals{0};
+  ClientEvents events;
+  events.on_lease = [&](TimePoint) { ++renewals; };
+  Running running(options_for(door), events);
+  const TimePoint begin = running.ask([](RendezvousClient& client) { return client.last_useful(); });
+  running.ask([](RendezvousClient& client) { client.join(Round(0), 1); });
+  const UniqueFd peer = door.accept();
+  answer(peer);
+  EXPECT_EQ(running.ask([](RendezvousClient& client) { return client.disconnected_since(); }), begin);
+  be_useful(peer);
+  const TimePoint limit = hard_limit();
+  while (renewals == 0 && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_EQ(running.ask([](RendezvousClient& client) { return client.disconnected_since(); }), std::nullopt);
+  EXPECT_GT(running.ask([](RendezvousClient& client) { return client.last_useful(); }), begin);
+}
+
+// The end of the lease says nothing about the workers: no FIN, also where no descriptor is free any more.
+TEST(RendezvousClient, TheOldConnectionStaysOpenWithoutADescriptorToSpare) {
+  Door door;
+  auto options = options_for(door);
+  options.node.keep_alive_interval = milliseconds(300);
+  options.node.keep_alive_attempts = 1;
+  std::atomic<bool> expired{false};
+  ClientEvents events;
+  events.on_lease_expired = [&] { expired = true; };
+  Running running(options, events);
+  running.ask([](RendezvousClient& client) { client.join(Round(0), 1); });
+  const UniqueFd peer = door.accept();
+  answer(peer);
+  be_useful(peer);
+  rdzv::Assignment slice;
+  slice.round = Round(1);
+  running.ask([&](RendezvousClient& client) { client.assigned(slice); });
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const TimePoint limit = hard_limit();
+  while (!expired && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  running.ask([](RendezvousClient&) { return 0; });  // what belongs to that moment is done
+  char byte;
+  ssize_t got;
+  while ((got = ::recv(peer.get(), &byte, 1, MSG_DONTWAIT)) > 0) continue;
+  const int why = errno;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(expired);
+  EXPECT_EQ(got, -1) << "the connection was closed";
+  EXPECT_EQ(why, EAGAIN);
 }
 
 }  // namespace

@@ -43,7 +43,9 @@ Result<LaunchOptions> options_of(const std::vector<std::string>& arguments, cons
   };
   auto parsed = option_table(flavour).parse(arguments, env);
   if (!parsed) return std::move(parsed).error();
-  return make_launch_options(*parsed, flavour, env, facts(host));
+  HostFacts given = facts(host);
+  for (const auto& [name, value] : environment) given.variables.push_back(name);
+  return make_launch_options(*parsed, flavour, env, given);
 }
 
 LaunchOptions good(const std::vector<std::string>& arguments, const Environment& environment = {},
@@ -77,6 +79,31 @@ TEST(LaunchOptions, TheUsualLineWithUnderscores) {
   EXPECT_THAT(options.warnings, IsEmpty());
 }
 
+TEST(LaunchOptions, VariablesOfTorchWithoutEffectAreNamed) {
+  EXPECT_THAT(good({"x.py"}, {{"TORCHELASTIC_ENABLE_FILE_TIMER", "1"}}).warnings,
+              ElementsAre(HasSubstr("TORCHELASTIC_ENABLE_FILE_TIMER has no effect on this launcher: it has no file")));
+  EXPECT_THAT(good({"x.py"}, {{"TORCHELASTIC_HEALTH_CHECK_PORT", "8080"}}).warnings,
+              ElementsAre(HasSubstr("ddpctl status")));
+  EXPECT_THAT(good({"x.py"}, {{"TORCHELASTIC_ERORR_FILE", "a"}}).warnings,
+              ElementsAre(HasSubstr("did you mean TORCHELASTIC_ERROR_FILE?")));
+  // Of an outer launcher, or ours.
+  EXPECT_THAT(good({"x.py"}, {{"TORCHELASTIC_RUN_ID", "a"},
+                              {"TORCHELASTIC_RESTART_COUNT", "3"},
+                              {"TORCHELASTIC_ERROR_FILE", "/tmp/e"},
+                              {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM"},
+                              {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "x"}})
+                  .warnings,
+              IsEmpty());
+}
+
+TEST(LaunchOptions, CarriageReturnsAreNotTaken) {
+  EXPECT_THAT(problem({"--nproc-per-node=2\r", "x.py"}), HasSubstr("ends in a carriage return"));
+  EXPECT_THAT(problem({"--rdzv-id=job\r", "x.py"}), HasSubstr("--rdzv-id: 'job\r' ends in a carriage return"));
+  EXPECT_THAT(problem({"x.py"}, {{"PET_RDZV_ID", "job\r"}}), HasSubstr("PET_RDZV_ID"));
+  EXPECT_THAT(problem({"-m", "pkg\r"}), HasSubstr("--module"));
+  EXPECT_THAT(good({"x.py", "--lr", "0.1\r"}).warnings, ElementsAre(HasSubstr("last argument, '0.1\\r'")));
+}
+
 TEST(LaunchOptions, TheUsualLegacyLine) {
   const auto options = good({"--nproc_per_node=4", "--master_port=29500", "train.py"}, {}, Flavour::launch);
   EXPECT_EQ(options.nproc, 4);
@@ -107,6 +134,23 @@ TEST(LaunchOptions, StandaloneWinsOverRendezvousOptions) {
   EXPECT_THAT(good({"--local-addr=10.0.0.1", "--node-rank=1", "x"}).warnings,
               ElementsAre(HasSubstr("--local-addr is not used"), HasSubstr("--node-rank=1 is not used")));
   EXPECT_THAT(good({"x"}, {{"PET_NODE_RANK", "0"}}).warnings, IsEmpty());
+}
+
+TEST(Options, AMasterAddressIsAHostAlone) {
+  EXPECT_EQ(good({"--nnodes=2", "--master-addr=2001:db8::5:8080", "x"}).endpoint,
+            (Endpoint{"2001:db8::5:8080", 29500}));
+  EXPECT_EQ(good({"--nnodes=2", "--rdzv-endpoint=2001:db8::5:8080", "x"}).endpoint, (Endpoint{"2001:db8::5", 8080}));
+}
+
+TEST(Options, ADefaultEndpointIsNotForTheOtherNodes) {
+  for (const auto& words : std::vector<std::vector<std::string>>{{"--nnodes=2", "--node-rank=1", "x"},
+                                                                 {"--nnodes=2", "--rdzv-backend=c10d", "x"}}) {
+    EXPECT_THAT(problem(words), AllOf(HasSubstr("the default, "), HasSubstr("which is this host")));
+  }
+  good({"--nnodes=2", "--node-rank=0", "x"});  // it serves, and the others are told of it by a name that they know
+  good({"--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1", "x"});  // several nodes on one host, on purpose
+  good({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=is_host=1", "x"});
+  good({"--nnodes=1:2", "--rdzv-backend=c10d", "x"});
 }
 
 TEST(LaunchOptions, WhichRendezvousACommandGets) {

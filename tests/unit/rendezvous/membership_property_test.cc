@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <functional>
+#include <map>
 #include <random>
+#include <string>
 
 #include "rendezvous/membership.h"
 
@@ -468,6 +471,84 @@ constexpr std::uint64_t kEvents = 60'000;
 #else
 constexpr std::uint64_t kEvents = 1'000'000;
 #endif
+
+// Nodes that come, and die before they have stayed as long as they must, on a few hosts or each on a new one: the
+// minimum that stays forms at once, and starts anew a bounded number of times only.
+void come_and_go(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](std::uint64_t limit) { return static_cast<std::int64_t>(random() % limit); };
+  const std::int64_t hosts = 1 + below(4);
+  const bool new_names = below(4) == 0;
+  rdzv::NodeInfo info;
+  info.run_id = RunId("job");
+  info.nnodes_min = 1 + below(4);
+  info.nnodes_max = info.nnodes_min + 1 + below(4);
+  info.last_call_timeout = seconds(below(4));
+  Membership m(RunId("job"));
+  TimePoint now = TimePoint() + seconds(1'000);
+  std::map<NodeId, TimePoint> dies;
+  std::map<NodeId, rdzv::NodeInfo> alive;
+  std::int64_t rounds = 0, number = 0;
+  std::function<void(const Actions&)> take = [&](const Actions& actions) {
+    for (const Action& action : actions) {
+      const auto* send = std::get_if<Send>(&action);
+      if (send == nullptr || !alive.contains(send->node)) continue;
+      if (const auto* assignment = std::get_if<rdzv::Assignment>(&send->message)) {
+        rounds = std::max(rounds, assignment->round.value);
+      } else if (const auto* restart = std::get_if<rdzv::Restart>(&send->message)) {
+        rdzv::Join join;
+        join.node = alive.at(send->node);
+        join.last_round = restart->round;
+        take(m.on(join, now));
+      }
+    }
+  };
+  const auto come = [&](const std::string& id, const std::string& host) {
+    info.node_id = NodeId(id);
+    info.host = host;
+    info.address = "10.0.0.1";
+    alive[info.node_id] = info;
+    rdzv::Join join;
+    join.node = info;
+    take(m.on(join, now));
+  };
+  for (std::int64_t i = 0; i < info.nnodes_min; ++i) come("stays" + std::to_string(i), "steady" + std::to_string(i));
+  const TimePoint end = now + std::chrono::minutes(30);
+  std::optional<TimePoint> formed;
+  while (now < end) {
+    now += milliseconds(1 + below(900));
+    for (const auto& [id, who] : alive) m.heard(id, now);
+    while (m.next_deadline() && *m.next_deadline() <= now) take(m.tick(now));
+    for (auto it = dies.begin(); it != dies.end();) {
+      if (now < it->second) {
+        ++it;
+        continue;
+      }
+      alive.erase(it->first);
+      take(m.disconnected(it->first, now));
+      it = dies.erase(it);
+    }
+    if (static_cast<std::int64_t>(dies.size()) < hosts && below(3) == 0) {
+      const std::string id = "flaps" + std::to_string(number);
+      const std::int64_t host = new_names ? number : number % hosts;
+      dies[NodeId(id)] = now + milliseconds(below(15'000));
+      come(id, "pod" + std::to_string(host));
+      ++number;
+    }
+    ASSERT_EQ(m.check(), "") << "seed " << seed;
+    if (m.phase() == Phase::running && !formed) formed = now;
+  }
+  ASSERT_TRUE(formed.has_value()) << "seed " << seed << ": the minimum was there";
+  EXPECT_LT(*formed - (end - std::chrono::minutes(30)), seconds(20)) << "seed " << seed;
+  // In and out again, while it is free: twice for each host, or as many rounds; and one that came before the last of
+  // these was noticed.
+  const std::int64_t allowed = 1 + 2 * ((new_names ? Damping::kFreeForAll + 1 : 2 * hosts) + hosts);
+  EXPECT_LE(rounds, allowed) << "seed " << seed << ", " << hosts << " hosts, " << number << " nodes that came and went";
+}
+
+TEST(MembershipProperty, NodesThatComeAndGoDisturbTheOthersABoundedNumberOfTimes) {
+  for (std::uint64_t seed = 1; seed <= 100 && !HasFailure(); ++seed) come_and_go(seed);
+}
 
 TEST(MembershipProperty, KeepsItsInvariantsUnderRandomEvents) {
   const std::uint64_t wanted = from_env("DDPRUN_PROPERTY_EVENTS", kEvents);
