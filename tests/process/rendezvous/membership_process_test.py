@@ -335,8 +335,13 @@ class Rendezvous(RendezvousTest):
         config = self.dir / "rendezvous.yaml"
         config.write_text("port: 0\naddress: 127.0.0.1\nlog_level: warning\n")
         quiet = self.start("quiet", BIN / "ddprun-rendezvous", "--config", config)
-        poll("it listens", lambda: os.path.exists(f"/proc/{quiet.pid}/fd") and any(
-            "socket" in os.readlink(f"/proc/{quiet.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{quiet.pid}/fd")))
+
+        def listens():
+            try:
+                return any("socket" in os.readlink(fd) for fd in pathlib.Path(f"/proc/{quiet.pid}/fd").iterdir())
+            except OSError:  # what is there comes and goes at the start
+                return False
+        poll("it listens", listens)
         self.assertTrue(running(quiet.pid))
         config.write_text("prot: 29400\n")
         bad = self.start("bad", BIN / "ddprun-rendezvous", "--config", config)
