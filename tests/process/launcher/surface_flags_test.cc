@@ -396,12 +396,15 @@ TEST_F(Flags, SignalsToForwardLetTheJobGoOn) {
 TEST_F(Flags, SignalScope) {
   // A helper in the worker's process group, as a data loader is.
   const std::string script =
-      "sh -c 'trap \"echo loader; exit 0\" USR1; echo up; while :; do sleep 0.02; done' & "
-      "trap 'echo worker; sleep 0.2; kill -KILL $!; exit 0' USR1; while :; do sleep 0.02; done";
+      "sh -c 'trap \"echo loader; exit 0\" USR1; : >ready; while :; do sleep 0.02; done' & "
+      "trap 'echo worker; sleep 0.2; kill -KILL $!; exit 0' USR1; until [ -e ready ]; do sleep 0.01; done; "
+      "echo both >ready; while :; do sleep 0.02; done";
   for (const bool group : {false, true}) {
+    std::filesystem::remove(runner / "ready");
     const std::string scope = group ? "--signal-scope=group" : "--signal-scope=worker";
     auto run = runner.start({"ddprun", scope, "--no-python", "sh", "-c", script});
-    ASSERT_TRUE(run.wait_for("up"));
+    ASSERT_TRUE(run.wait_for("started 1 worker"));
+    while (runner.read("ready") != "both\n") ::usleep(10'000);
     run.signal(SIGUSR1);
     const auto end = run.wait();
     EXPECT_EQ(end.code, 0) << end.err;
