@@ -331,6 +331,31 @@ class Rendezvous(RendezvousTest):
             self.assertEqual(systemd.recv(100), b"STOPPING=1")
             self.assertEqual(daemon.wait(), 0)
 
+    def test_a_node_that_comes_and_dies_again_and_again_does_not_disturb_the_others(self):
+        port = free_port()
+        daemon = self.daemon(port)
+
+        def come(name):
+            return self.node(name, f"127.0.0.1:{port}", nnodes="2:3", conf="last_call_timeout=1")
+        steady = [come("a"), come("b")]
+        world = self.wait_for_world(2)
+        for i in range(2):
+            pod = come(f"pod{i}")
+            world = self.wait_for_world(3, newer_than=world[0]["round"])
+            pod.signal(signal.SIGKILL)
+            pod.wait()
+            world = self.wait_for_world(2, newer_than=world[0]["round"])
+        self.assertIn("came and went 2 times, each time within 60 s: it is taken in again when it has stayed 20 s",
+                      daemon.errors())
+        for i in range(2, 5):
+            pod = come(f"pod{i}")
+            poll("it is told", lambda: "came and went: if this one stays" in pod.errors())
+            pod.signal(signal.SIGKILL)
+            pod.wait()
+        self.assertEqual({w["pid"] for w in self.alive()}, {w["pid"] for w in world})
+        self.end_well(*steady)
+        self.assertEqual(max(w["round"] for w in self.workers()), 5)
+
     def test_configuration_file(self):
         config = self.dir / "rendezvous.yaml"
         config.write_text("port: 0\naddress: 127.0.0.1\nlog_level: warning\n")
