@@ -29,8 +29,8 @@ class Error {
   Error(Errc code, std::string message) : code_(code), message_(std::move(message)) {}
 
   // Error from errno: "what: No such file or directory". ENOENT becomes not_found, ECONNREFUSED refused,
-  // EPIPE/ECONNRESET peer_closed, ETIMEDOUT timed_out, ECANCELED cancelled, EINVAL invalid_argument, ENOSYS unsupported,
-  // EMFILE/ENFILE/ENOMEM exhausted, all else system.
+  // EPIPE/ECONNRESET peer_closed, ETIMEDOUT timed_out, ECANCELED cancelled, EINVAL invalid_argument, ENOSYS
+  // unsupported, EMFILE/ENFILE/ENOMEM exhausted, all else system.
   static Error from_errno(int error_number, std::string what);
 
   Errc code() const { return code_; }

@@ -31,8 +31,8 @@ using std::chrono::milliseconds;
 
 constexpr auto kAsTuple = asio::as_tuple(asio::use_awaitable);
 constexpr milliseconds kFlush{1'000};
-// How much later than NodeLife's patience somebody else kills the workers, should we be stopped ourselves. Both are part
-// of Membership::kLostMargin.
+// How much later than NodeLife's patience somebody else kills the workers, should we be stopped ourselves. Both are
+// part of Membership::kLostMargin.
 constexpr milliseconds kGuardDelay{500};
 // Woken this much later than planned, we did not run meanwhile (SIGSTOP, a debugger, a suspended machine).
 constexpr milliseconds kOverslept{1'000};

@@ -11,8 +11,8 @@ namespace ddprun::launcher {
 
 enum class RendezvousBackend { c10d, static_ranks };
 
-// Of NodeOptions, `endpoint` is here: c10d: the rendezvous; static: master address and port. Port 0: the kernel's choice
-// (we host).
+// Of NodeOptions, `endpoint` is here: c10d: the rendezvous; static: master address and port. Port 0: the kernel's
+// choice (we host).
 struct AgentOptions : NodeOptions {
   RendezvousBackend backend = RendezvousBackend::c10d;
   bool standalone = false;      // embedded rendezvous on loopback, port of the kernel's choice; endpoint is ignored

@@ -39,9 +39,10 @@ std::string Hosting::own_address() const {
 }
 
 std::string Hosting::waiting_hint() const {
-  if (one_node() || !is_loopback_name(endpoint_.host)) return "";
-  return "; the endpoint " + endpoint_.to_string() + " is a loopback address, which reaches this host only: nodes on " +
-         "other hosts need a name or an address of the one that serves";
+  if (one_node() || !(is_loopback_name(endpoint_.host) || is_unspecified(endpoint_.host))) return "";
+  const std::string what = is_unspecified(endpoint_.host) ? "no address of one host" : "a loopback address";
+  return "; the endpoint " + endpoint_.to_string() + " is " + what + ", which reaches this host only: nodes on other " +
+         "hosts need a name or an address of the one that serves";
 }
 
 asio::awaitable<Result<void>> Hosting::prepare() {
@@ -151,6 +152,7 @@ asio::awaitable<void> Hosting::choose_master_name() {
     if (one_node()) master_name_ = host;
     co_return;
   }
+  if (is_unspecified(host)) co_return;  // others reach us by what they were given
   if (is_numeric(host)) {
     master_name_ = without_zone(host);
     co_return;

@@ -31,8 +31,8 @@ struct JobOutcome {
 
 JobOutcome outcome_of(JobOutcome::Kind kind, int exit_code, std::string reason);
 
-// ddprun's exit code for a job that this failure ended: the worker's own, 128 + its signal. Not 75: that says that every
-// worker saved its state, and such a job has not failed.
+// ddprun's exit code for a job that this failure ended: the worker's own, 128 + its signal. Not 75: that says that
+// every worker saved its state, and such a job has not failed.
 int exit_code_for(const FailureRecord& root_cause);
 
 }  // namespace ddprun::launcher

@@ -113,9 +113,9 @@ class Launch {
   }
 
   int run() {
-    // Somebody looks on: a job on this node that goes well needs no words. With several nodes waits have to be
-    // explained.
-    quiet_ = !options_.log_level_given && options_.nnodes_max == 1 && ::isatty(STDERR_FILENO) == 1;
+    // Somebody looks on: a job on this node that goes well needs no words. Where we wait for others they are needed.
+    const bool alone = options_.local_job && options_.nnodes_max == 1;
+    quiet_ = !options_.log_level_given && alone && ::isatty(STDERR_FILENO) == 1;
     if (quiet_) log_set_level(LogLevel::warning);
     for (const auto& warning : options_.warnings) log_warning("{}", warning);
     for (const auto& note : options_.notes) log_info("{}", note);

@@ -9,6 +9,8 @@ bool is_loopback_name(std::string_view host) {
   return host == "localhost" || host == "::1" || (is_numeric(host) && host.starts_with("127."));
 }
 
+bool is_unspecified(std::string_view host) { return host == "0.0.0.0" || host == "::"; }
+
 bool is_numeric(std::string_view host) {
   if (host.find(':') != std::string_view::npos) return true;  // no name has colons
   const auto digit_or_dot = [](unsigned char c) { return c == '.' || std::isdigit(c) != 0; };

@@ -89,14 +89,12 @@ bool NodeLife::workers_may_live() const {
   return std::holds_alternative<Running>(phase_) || std::holds_alternative<Stopping>(phase_);
 }
 
-milliseconds NodeLife::stop_bound() const {
-  return options_.shutdown_timeout + kKillLimit + kDrainLimit + kHurryLimit;
-}
+milliseconds NodeLife::stop_bound() const { return options_.shutdown_timeout + kKillLimit + kDrainLimit + kHurryLimit; }
 
 // --- deadlines ----------------------------------------------------------------------------------------------------
 
-// `limit` after `from`, or after the rendezvous was last of use. While a connection stands, its next sign of life may be
-// a lease away.
+// `limit` after `from`, or after the rendezvous was last of use. While a connection stands, its next sign of life may
+// be a lease away.
 TimePoint NodeLife::silent_until(TimePoint from, milliseconds limit) const {
   if (link_.useless_since) return std::max(from, *link_.useless_since) + limit;
   const milliseconds lease = options_.times.keep_alive_interval * options_.times.keep_alive_max_attempt;
@@ -116,7 +114,8 @@ std::optional<TimePoint> NodeLife::deadline_of(const Running& running) const {
   if (running.follow_by) also(*running.follow_by);
   if (running.say_early_at) also(*running.say_early_at);
   // A standing daemon may come back when it likes; the place of a launcher that is lost is taken by nobody.
-  if (link_.embedded && link_.useless_since) also(silent_until(*running.attempt.started_at, options_.times.join_timeout));
+  if (link_.embedded && link_.useless_since)
+    also(silent_until(*running.attempt.started_at, options_.times.join_timeout));
   return due;
 }
 

@@ -65,8 +65,8 @@ struct StopRequest {  // a signal told us to stop; a second one means: now
 struct Paused {  // this process did not run for so long; nobody's time is to be counted
   Duration gap{};
 };
-using NodeEvent = std::variant<rdzv::ServerMessage, Link, JoinFailed, RoundAccepted, WorkersStarted, StartFailed, WorkerEnded,
-                               WorkersDrained, LeaseOver, Hopeless, StopRequest, Paused>;
+using NodeEvent = std::variant<rdzv::ServerMessage, Link, JoinFailed, RoundAccepted, WorkersStarted, StartFailed,
+                               WorkerEnded, WorkersDrained, LeaseOver, Hopeless, StopRequest, Paused>;
 
 // --- actions ----------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,8 @@ using NodeActions = std::vector<NodeAction>;
 
 // Limits that are no options. A worker that SIGKILL does not end (stuck in the kernel), and output that nobody takes,
 // hold a node up no longer than this.
-inline constexpr std::chrono::seconds kKillLimit{40};   // from SIGKILL to the end of all workers; the group's own is 30 s
+inline constexpr std::chrono::seconds kKillLimit{
+    40};  // from SIGKILL to the end of all workers; the group's own is 30 s
 inline constexpr std::chrono::seconds kDrainLimit{60};  // from the last worker's end to HurryDrain
 inline constexpr std::chrono::seconds kHurryLimit{20};  // from HurryDrain to going on without it
 inline constexpr std::chrono::seconds kStartLimit{60};  // for each step of a start

@@ -77,7 +77,8 @@ void NodeLife::on_worker_ended(Running& running, const WorkerEnded& ended, TimeP
       return;
     case WorkerTally::Verdict::finished:
     case WorkerTally::Verdict::resumable: {
-      attempt.done = verdict == WorkerTally::Verdict::finished ? rdzv::DoneResult::success : rdzv::DoneResult::resume_me;
+      attempt.done =
+          verdict == WorkerTally::Verdict::finished ? rdzv::DoneResult::success : rdzv::DoneResult::resume_me;
       attempt.told_at = now;
       emit(TellDone{*attempt.done});
       begin_stop(std::move(attempt), Stop(), now);  // their output comes out
@@ -175,11 +176,10 @@ void NodeLife::tick_running(Running& running, TimePoint now) {
     const auto early = attempt.tally.early_finishers();
     std::vector<LocalRank> who;
     for (const WorkerEnd* end : early) who.push_back(end->worker);
-    say(Say::Tone::info,
-        fmt::format("{} ended with 0 at {}; {} run{} on", ranks_text(who, attempt.assignment.first_rank),
-                    time_of_day(early.front()->time),
-                    ranks_text(attempt.tally.running(), attempt.assignment.first_rank),
-                    attempt.tally.running().size() == 1 ? "s" : ""));
+    say(Say::Tone::info, fmt::format("{} ended with 0 at {}; {} run{} on",
+                                     ranks_text(who, attempt.assignment.first_rank), time_of_day(early.front()->time),
+                                     ranks_text(attempt.tally.running(), attempt.assignment.first_rank),
+                                     attempt.tally.running().size() == 1 ? "s" : ""));
     return;
   }
   // The third deadline: the launcher that hosted the rendezvous is lost.

@@ -24,9 +24,8 @@ std::optional<NodeLife::Stop> NodeLife::decided_by(const rdzv::ServerMessage& me
     const bool failure = shutdown->cause == rdzv::ShutdownCause::worker_failure;
     if (!attempt.failure) {
       const std::string what = failure ? "the job failed: " + shutdown->reason : shutdown->reason;
-      say(Say::Tone::warning, attempt.tally.all_ended() || !attempt.started_at
-                                  ? what
-                                  : what + ": stopping the workers of this node");
+      say(Say::Tone::warning,
+          attempt.tally.all_ended() || !attempt.started_at ? what : what + ": stopping the workers of this node");
     }
     stop.operators_wish =
         shutdown->cause == rdzv::ShutdownCause::stopped || shutdown->cause == rdzv::ShutdownCause::drained;
@@ -44,7 +43,7 @@ std::optional<NodeLife::Stop> NodeLife::decided_by(const rdzv::ServerMessage& me
 // --- stopping -----------------------------------------------------------------------------------------------------
 
 void NodeLife::begin_stop(Attempt attempt, Stop stop, TimePoint now) {
-  Stopping stopping{std::move(attempt),      Stopping::Step::asked,  stop.signal,         now + stop.patience,
+  Stopping stopping{std::move(attempt),      Stopping::Step::asked,   stop.signal,      now + stop.patience,
                     now + stop.patience / 2, std::move(stop.verdict), stop.stop_signal, stop.operators_wish};
   const std::vector<LocalRank> running = stopping.attempt.tally.running();
   if (running.empty()) {
@@ -124,7 +123,8 @@ void NodeLife::lease_over(Stopping& stopping, TimePoint now) {
   stopping.verdict = Again();
 }
 
-// The first signal of this stop changes no patience: whoever sends it need not know that they are being stopped already.
+// The first signal of this stop changes no patience: whoever sends it need not know that they are being stopped
+// already.
 void NodeLife::stop_again(Stopping& stopping, int signal, TimePoint now) {
   if (stopping.stop_signal == 0) {
     stopping.stop_signal = signal;
@@ -150,7 +150,9 @@ void NodeLife::hurry(Stopping& stopping, TimePoint now) {
 }
 
 void NodeLife::tick_stopping(Stopping& stopping, TimePoint now) {
-  const auto rest = [&] { return ranks_text(stopping.attempt.tally.running(), stopping.attempt.assignment.first_rank); };
+  const auto rest = [&] {
+    return ranks_text(stopping.attempt.tally.running(), stopping.attempt.assignment.first_rank);
+  };
   switch (stopping.step) {
     case Stopping::Step::asked:
       for (const LocalRank worker : stopping.attempt.tally.running()) {
@@ -188,8 +190,7 @@ void NodeLife::drained(Stopping& stopping, TimePoint now) {
   if (stopping.operators_wish && outcome != nullptr) {
     // Never 75: nobody is to start again at once what an operator has stopped.
     if (saved) {
-      outcome->reason +=
-          "; its workers saved their state and ended with 75: started again, the job goes on from there";
+      outcome->reason += "; its workers saved their state and ended with 75: started again, the job goes on from there";
     }
   } else if (stopping.stop_signal != 0) {
     // A failure that came first keeps its reason, unless the workers saved and ended with 75.
@@ -221,9 +222,10 @@ void NodeLife::on_waiting(Waiting& waiting, const NodeEvent& event, TimePoint no
   Attempt& attempt = waiting.attempt;
   if (const auto* request = std::get_if<StopRequest>(&event)) {
     emit(TellLeave{"it was stopped with " + signal_word(request->signal)});
-    conclude(std::move(attempt),
-             attempt.tally.all_saved() ? ended_well(rdzv::DoneResult::resume_me, "") : signalled_outcome(request->signal),
-             now);
+    conclude(
+        std::move(attempt),
+        attempt.tally.all_saved() ? ended_well(rdzv::DoneResult::resume_me, "") : signalled_outcome(request->signal),
+        now);
   } else if (std::holds_alternative<LeaseOver>(event)) {
     if (attempt.done || options_.on_silence == OnSilence::keep) return;
     say(Say::Tone::warning, "the rendezvous is silent, this node may be cut off: joining again");

@@ -188,7 +188,7 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
                              out.nnodes_min - 1));
     }
     if (parsed.given("node-rank")) out.node_rank = parsed.integer("node-rank");
-    out.local_job = loopback_name(out.endpoint.host);
+    out.local_job = out.nnodes_max == 1 && loopback_name(out.endpoint.host);
     if (port_given) out.master_port = static_cast<std::uint16_t>(parsed.integer("master-port"));
     if (parsed.given("master-addr")) {
       out.warnings.push_back(

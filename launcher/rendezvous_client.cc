@@ -86,9 +86,10 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   asio::awaitable<Result<void>> connect() {
     const TimePoint begin = SteadyClock::now();
     std::string host = options.endpoint.host;
-    if (problem.empty() || !was_useful) problem = "the name '" + host + "' is being looked up";
+    const std::string before = std::exchange(problem, "the name '" + host + "' is being looked up");
     const auto found = co_await lookup.ask(host, kLookupLimit);
     if (!found) co_return found.error();
+    problem = before;
     std::vector<tcp::endpoint> candidates;
     boost::system::error_code ec;
     for (const std::string& address : *found) {

@@ -49,9 +49,9 @@ class WorkerTally {
   bool runs(LocalRank worker) const;
   std::vector<LocalRank> running() const;
   bool all_ended() const;
-  bool all_saved() const;  // each ended with 75, asked or not
-  const WorkerEnd* end_of(LocalRank worker) const;    // null: it runs, or there is no such worker
-  const WorkerEnd* blamed() const;                    // after `failed`
+  bool all_saved() const;                                 // each ended with 75, asked or not
+  const WorkerEnd* end_of(LocalRank worker) const;        // null: it runs, or there is no such worker
+  const WorkerEnd* blamed() const;                        // after `failed`
   std::vector<const WorkerEnd*> early_finishers() const;  // ended with 0, unasked, in the order of ranks
 
  private:

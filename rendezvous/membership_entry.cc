@@ -190,7 +190,7 @@ bool Membership::join_of_known(Node& node, const rdzv::Join& join, TimePoint now
     out.push_back(Send{id, node.slice});
     return true;
   }
-  depart(id, "stopped its workers because the rendezvous was silent", false, now, out);
+  depart(id, "ended its workers, because its lease was over", false, now, out);
   if (phase_ != Phase::ended) return false;
   out.push_back(Send{id, *final_});
   return true;

@@ -170,7 +170,7 @@ Actions Membership::on(const NodeId& id, const rdzv::Failure& failure, TimePoint
     return out;
   }
   set_state(node, MemberState::stopping);
-  judge(failure, suspects(id, now), now, out);
+  judge(failure, verdict_ ? "" : suspects(id, now), now, out);
   return out;
 }
 

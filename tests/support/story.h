@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-// Stories: text files in which lines before "----" are commands (# is a comment), and lines after it up to an empty line
-// are what the machine under test did.
+// Stories: text files in which lines before "----" are commands (# is a comment), and lines after it up to an empty
+// line are what the machine under test did.
 namespace ddprun::test {
 
 // The .txt files of tests/testdata/`folder`, sorted.

@@ -61,6 +61,10 @@ class NetworkAddresses(OnHosts):
         nodes = [self.static(1, "localhost"), self.static(2, self.hosts.ip(1))]
         self.assertEqual(self.masters(*nodes), [self.hosts.ip(1)] * 2)
 
+    def test_all_addresses_on_the_node_that_serves(self):
+        nodes = [self.static(1, "0.0.0.0"), self.static(2, self.hosts.ip(1))]
+        self.assertEqual(self.masters(*nodes), [self.hosts.ip(1)] * 2)
+
     def test_a_loopback_address_and_a_service_name(self):
         nodes = [self.static(1, "127.0.0.1"),
                  self.static(2, "train-master", hosts_file=f"{self.hosts.ip(1)} train-master\n")]

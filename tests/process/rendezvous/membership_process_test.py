@@ -331,12 +331,42 @@ class Rendezvous(RendezvousTest):
             self.assertEqual(systemd.recv(100), b"STOPPING=1")
             self.assertEqual(daemon.wait(), 0)
 
+    def test_a_node_that_comes_and_dies_again_and_again_does_not_disturb_the_others(self):
+        port = free_port()
+        daemon = self.daemon(port)
+
+        def come(name):
+            return self.node(name, f"127.0.0.1:{port}", nnodes="2:3", conf="last_call_timeout=1")
+        steady = [come("a"), come("b")]
+        world = self.wait_for_world(2)
+        for i in range(2):
+            pod = come(f"pod{i}")
+            world = self.wait_for_world(3, newer_than=world[0]["round"])
+            pod.signal(signal.SIGKILL)
+            pod.wait()
+            world = self.wait_for_world(2, newer_than=world[0]["round"])
+        self.assertIn("came and went 2 times, each time within 60 s: it is taken in again when it has stayed 20 s",
+                      daemon.errors())
+        for i in range(2, 5):
+            pod = come(f"pod{i}")
+            poll("it is told", lambda: "came and went: if this one stays" in pod.errors())
+            pod.signal(signal.SIGKILL)
+            pod.wait()
+        self.assertEqual({w["pid"] for w in self.alive()}, {w["pid"] for w in world})
+        self.end_well(*steady)
+        self.assertEqual(max(w["round"] for w in self.workers()), 5)
+
     def test_configuration_file(self):
         config = self.dir / "rendezvous.yaml"
         config.write_text("port: 0\naddress: 127.0.0.1\nlog_level: warning\n")
         quiet = self.start("quiet", BIN / "ddprun-rendezvous", "--config", config)
-        poll("it listens", lambda: os.path.exists(f"/proc/{quiet.pid}/fd") and any(
-            "socket" in os.readlink(f"/proc/{quiet.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{quiet.pid}/fd")))
+
+        def listens():
+            try:
+                return any("socket" in os.readlink(fd) for fd in pathlib.Path(f"/proc/{quiet.pid}/fd").iterdir())
+            except OSError:  # what is there comes and goes at the start
+                return False
+        poll("it listens", listens)
         self.assertTrue(running(quiet.pid))
         config.write_text("prot: 29400\n")
         bad = self.start("bad", BIN / "ddprun-rendezvous", "--config", config)

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
 #include <thread>
 
 #include "common/unique_fd.h"
@@ -107,6 +109,50 @@ TEST_P(StderrWriterOn, WhatFindsNoRoomIsCountedAndTheLastWordHasRoom) {
 
 INSTANTIATE_TEST_SUITE_P(All, StderrWriterOn, ::testing::Values("pipe", "socket"),
                          [](const auto& test) { return std::string(test.param); });
+
+int exit_code_of(pid_t pid) {
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Another user's pipe cannot be opened again: then all goes by the thread.
+TEST(StderrWriter, APipeOfAnotherUserHoldsNobodyUpEither) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become somebody else";
+  Ends ends = make_pipe();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(60);
+    ends.theirs.reset();
+    if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(2);
+    const std::string self = "/proc/self/fd/" + std::to_string(ends.ours.get());
+    if (::open(self.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC) >= 0) ::_exit(3);
+    StderrWriter writer(ends.ours.get(), lost);
+    for (int i = 0; i < 2000; ++i) writer.write(line(i));
+    ::_exit(writer.flush(seconds(60), seconds(60)) ? 0 : 4);
+  }
+  ends.ours.reset();
+  const std::string got = read_until(ends.theirs.get(), line(1999));
+  EXPECT_EQ(exit_code_of(pid), 0);
+  EXPECT_TRUE(got.starts_with(line(0)));
+  EXPECT_TRUE(got.ends_with(line(1999)));
+}
+
+// The thread is the parent's, and perhaps its lock too.
+TEST(StderrWriter, AForkedChildDoesNotWaitForItsParentsThread) {
+  Ends ends = make_pipe();
+  StderrWriter writer(ends.ours.get(), lost);
+  for (int i = 0; i < 3000; ++i) writer.write(line(i));
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(60);
+    writer.write("of the child\n");
+    ::_exit(writer.flush(seconds(60), seconds(60)) ? 0 : 1);
+  }
+  EXPECT_EQ(exit_code_of(pid), 0);
+  ends.theirs.reset();
+  EXPECT_TRUE(writer.flush(seconds(60), seconds(60)));
+}
 
 TEST(StderrWriter, AReaderThatIsGoneIsNoReasonToWait) {
   Ends ends = make_pipe();

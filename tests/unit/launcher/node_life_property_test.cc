@@ -56,8 +56,8 @@ class World {
     while (!life_->ended() && broken_.empty()) {
       const auto due = life_->next_deadline();
       if (!due || *due > limit) {
-        broken_ = fmt::format("not ended {} after a stop request, in phase {}",
-                              due ? "within the bound" : "ever", life_->phase());
+        broken_ = fmt::format("not ended {} after a stop request, in phase {}", due ? "within the bound" : "ever",
+                              life_->phase());
         return;
       }
       now_ = std::max(now_, *due);
@@ -206,7 +206,7 @@ class World {
         asked_.insert(ask->worker.value);
       } else if (const auto* kill = std::get_if<Kill>(&action)) {
         asked_.insert(kill->worker.value);
-              } else if (std::holds_alternative<DrainWorkers>(action)) {
+      } else if (std::holds_alternative<DrainWorkers>(action)) {
         draining_ = true;
       } else if (const auto* end = std::get_if<End>(&action)) {
         ended_ = true;

@@ -22,7 +22,8 @@ std::string_view kind_text(JobOutcome::Kind kind) {
 }
 
 std::string text_of(const NodeAction& action) {
-  if (const auto* a = std::get_if<BindAndJoin>(&action)) return fmt::format("join{}, last round {}", a->again ? " again" : "", a->last_round.value);
+  if (const auto* a = std::get_if<BindAndJoin>(&action))
+    return fmt::format("join{}, last round {}", a->again ? " again" : "", a->last_round.value);
   if (const auto* a = std::get_if<AcceptRound>(&action))
     return fmt::format("accept round {}", a->assignment.round.value);
   if (const auto* a = std::get_if<StartWorkers>(&action)) {

@@ -136,6 +136,13 @@ TEST(LaunchOptions, StandaloneWinsOverRendezvousOptions) {
   EXPECT_THAT(good({"x"}, {{"PET_NODE_RANK", "0"}}).warnings, IsEmpty());
 }
 
+TEST(Options, ALoopbackEndpointIsLocalForOneNodeOnly) {
+  for (const char* nnodes : {"--nnodes=2", "--nnodes=1:2"}) {
+    EXPECT_FALSE(good({nnodes, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400", "x"}).local_job) << nnodes;
+  }
+  EXPECT_TRUE(good({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400", "x"}).local_job);
+}
+
 TEST(Options, AMasterAddressIsAHostAlone) {
   EXPECT_EQ(good({"--nnodes=2", "--master-addr=2001:db8::5:8080", "x"}).endpoint,
             (Endpoint{"2001:db8::5:8080", 29500}));
