@@ -21,6 +21,12 @@ std::string_view to_string(Errc code) {
       return "invalid argument";
     case Errc::not_found:
       return "not found";
+    case Errc::not_executable:
+      return "not executable";
+    case Errc::unsupported:
+      return "not supported";
+    case Errc::exhausted:
+      return "limit reached";
     case Errc::system:
       return "system error";
   }
@@ -42,6 +48,12 @@ static Errc errc_from_errno(int error_number) {
       return Errc::cancelled;
     case EINVAL:
       return Errc::invalid_argument;
+    case ENOSYS:
+      return Errc::unsupported;
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+      return Errc::exhausted;
     default:
       return Errc::system;
   }
@@ -50,6 +62,7 @@ static Errc errc_from_errno(int error_number) {
 Error Error::from_errno(int error_number, std::string what) {
   what += ": ";
   what += std::strerror(error_number);
+  if (error_number == EFBIG) what += " (the limit on the size of files, ulimit -f, or the file system's)";
   return Error(errc_from_errno(error_number), std::move(what));
 }
 

@@ -15,6 +15,9 @@ enum class Errc {
   malformed,         // bytes or text that do not parse
   invalid_argument,  // a value that parses but cannot be used
   not_found,         // a file, key, program or host that does not exist
+  not_executable,    // a program that exists but may not or cannot be executed
+  unsupported,       // the kernel, or a sandbox (seccomp profile), lacks a call; a retry cannot help
+  exhausted,         // a limit on processes, descriptors or memory is reached; a retry can help
   system,            // the operating system said no (errno text in the message)
 };
 
@@ -26,7 +29,8 @@ class Error {
   Error(Errc code, std::string message) : code_(code), message_(std::move(message)) {}
 
   // Error from errno: "what: No such file or directory". ENOENT becomes not_found, ECONNREFUSED refused,
-  // EPIPE/ECONNRESET peer_closed, ETIMEDOUT timed_out, ECANCELED cancelled, all else system.
+  // EPIPE/ECONNRESET peer_closed, ETIMEDOUT timed_out, ECANCELED cancelled, EINVAL invalid_argument, ENOSYS
+  // unsupported, EMFILE/ENFILE/ENOMEM exhausted, all else system.
   static Error from_errno(int error_number, std::string what);
 
   Errc code() const { return code_; }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -19,7 +20,7 @@ namespace ddprun {
 namespace {
 
 constexpr char kMagic[8] = {'d', 'd', 'p', 'r', 'f', 'l', 'y', '1'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 FlightHeader* header_of(void* memory) { return static_cast<FlightHeader*>(memory); }
 
@@ -45,6 +46,34 @@ std::string list_of_ranks(std::vector<int> ranks) {
 }
 
 }  // namespace
+
+void MissingRanks::add(int rank) {
+  if (rank < 0) return;
+  const auto wanted = static_cast<std::uint32_t>(rank);
+  if (bits == 0) first = wanted;
+  if (wanted < first) {
+    const std::uint32_t shift = first - wanted;
+    if (shift > static_cast<std::uint32_t>(std::countl_zero(bits))) {
+      ++more;
+      return;
+    }
+    bits <<= shift;
+    first = wanted;
+  }
+  if (wanted - first >= 64) {
+    ++more;
+  } else {
+    bits |= std::uint64_t{1} << (wanted - first);
+  }
+}
+
+std::vector<int> MissingRanks::ranks() const {
+  std::vector<int> out;
+  for (int i = 0; i < 64; ++i) {
+    if (((bits >> i) & 1) != 0) out.push_back(static_cast<int>(first) + i);
+  }
+  return out;
+}
 
 Result<UniqueFd> make_flight_recorder(std::string_view name) {
   UniqueFd fd(::memfd_create(std::string(name).c_str(), 0));
@@ -114,7 +143,7 @@ void FlightWriter::queued(std::uint64_t sequence, std::uint8_t op, std::uint8_t 
   e->op = op;
   e->dtype = dtype;
   e->reduction = reduction;
-  e->missing = 0;
+  e->missing = {};
   number.store(sequence + 1, std::memory_order_release);
   std::atomic_ref<std::uint64_t>(header_of(memory_)->started).store(sequence + 1, std::memory_order_relaxed);
 }
@@ -125,7 +154,7 @@ void FlightWriter::running(std::uint64_t sequence, std::int64_t now_ns) {
   std::atomic_ref<FlightState>(e->state).store(FlightState::running, std::memory_order_release);
 }
 
-void FlightWriter::ended(std::uint64_t sequence, FlightState state, std::uint64_t missing, std::int64_t now_ns) {
+void FlightWriter::ended(std::uint64_t sequence, FlightState state, MissingRanks missing, std::int64_t now_ns) {
   FlightEntry* e = entry(sequence);
   if (e->sequence_plus_1 != sequence + 1) return;  // more than 1,024 were queued behind it
   e->ended_ns = now_ns;
@@ -261,12 +290,9 @@ std::string flight_table(const FlightLog& log, std::size_t last, std::int64_t no
     text +=
         fmt::format("{:<44} {:<8} {:>12.3f} {:>12} {:>12}\n", describe(e), kStates[static_cast<std::size_t>(e.state)],
                     static_cast<double>(now_ns - e.enqueued_ns) * 1e-9, queued, ran);
-    if (e.missing != 0) {
-      std::vector<int> ranks;
-      for (int r = 0; r < 64; ++r) {
-        if ((e.missing >> r) & 1) ranks.push_back(r);
-      }
-      text += fmt::format("  missing: {}\n", list_of_ranks(ranks));
+    if (!e.missing.empty()) {
+      text += fmt::format("  missing: {}{}\n", list_of_ranks(e.missing.ranks()),
+                          e.missing.more == 0 ? "" : fmt::format(" and {} more", e.missing.more));
     }
   }
   return text;

@@ -15,11 +15,11 @@
 
 // The last collectives of one worker, in a memfd that the launcher makes, passes down (DDPRUN_RECORDER_FD) and keeps:
 // it can be read while the worker runs and after SIGKILL. One host, so native byte order; all integers naturally
-// aligned. Layout, version 1:
+// aligned. Layout, version 2:
 //
 //   offset  size  header (64 bytes)
 //   0       8     magic "ddprfly1"
-//   8       4     version = 1
+//   8       4     version = 2
 //   12      4     entries = 1024
 //   16      4     pid of the writer
 //   20      4     rank
@@ -41,8 +41,9 @@
 //   45      1     op: index into kFlightOps
 //   46      1     dtype: index into kFlightTypes
 //   47      1     reduction: index into kFlightReductions
-//   48      8     missing ranks when it failed, bit r = rank r (ranks 0..63)
-//   56      8     zero
+//   48      8     missing ranks when it failed: bit i = rank "first" + i
+//   56      4     first
+//   60      4     how many more were missing, too far from these to be named
 namespace ddprun {
 
 enum class FlightState : std::uint8_t { empty, queued, running, done, failed, aborted };
@@ -67,6 +68,20 @@ struct FlightHeader {
 };
 static_assert(sizeof(FlightHeader) == 64);
 
+// The ranks that a collective waited for in vain. They are neighbours (those of one host, or one rank of a ring), so 64
+// bits from the first of them on name all that matter, whatever their numbers.
+struct MissingRanks {
+  std::uint64_t bits = 0;
+  std::uint32_t first = 0;
+  std::uint32_t more = 0;
+
+  void add(int rank);
+  bool empty() const { return bits == 0 && more == 0; }
+  std::vector<int> ranks() const;
+  bool operator==(const MissingRanks&) const = default;
+};
+static_assert(sizeof(MissingRanks) == 16);
+
 struct FlightEntry {
   std::uint64_t sequence_plus_1;
   std::uint64_t count;
@@ -78,8 +93,7 @@ struct FlightEntry {
   std::uint8_t op;
   std::uint8_t dtype;
   std::uint8_t reduction;
-  std::uint64_t missing;
-  std::uint8_t reserved[8];
+  MissingRanks missing;
 
   std::uint64_t sequence() const { return sequence_plus_1 - 1; }
 };
@@ -103,7 +117,7 @@ class FlightWriter {
   void queued(std::uint64_t sequence, std::uint8_t op, std::uint8_t dtype, std::uint8_t reduction, std::uint64_t count,
               std::int32_t root, std::int64_t now_ns);
   void running(std::uint64_t sequence, std::int64_t now_ns);
-  void ended(std::uint64_t sequence, FlightState state, std::uint64_t missing, std::int64_t now_ns);
+  void ended(std::uint64_t sequence, FlightState state, MissingRanks missing, std::int64_t now_ns);
   const std::byte* memory() const { return static_cast<const std::byte*>(memory_); }
 
  private:

@@ -1,23 +1,22 @@
 #include "common/log.h"
 
-#include <poll.h>
-#include <pthread.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/sink.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <csignal>
 #include <ctime>
 #include <map>
 #include <memory>
 #include <mutex>
 
+#include "common/printable.h"
+#include "common/stderr_writer.h"
+
 namespace ddprun {
 namespace {
 
-// One write() a line and no lock anywhere: a line is never torn by another process on the same pipe (below PIPE_BUF),
-// and a child that was forked while another thread was logging can still log.
+// One write() a line: it is never torn by another process on the same pipe (below PIPE_BUF). See StderrWriter for a
+// reader that is slow or away.
 class StderrSink final : public spdlog::sinks::sink {
  public:
   explicit StderrSink(std::string program) : program_(std::move(program)) {}
@@ -50,13 +49,28 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
+std::string& program_name() {
+  static auto* name = new std::string("ddprun");
+  return *name;
+}
+
+// Leaked, as the logger below.
+StderrWriter& writer() {
+  static auto* instance = new StderrWriter(STDERR_FILENO, [](std::uint64_t lines) {
+    return internal::format_log_line(
+        std::chrono::system_clock::now(), 'W', program_name(),
+        fmt::format("{} lines of our own are missing here: standard error took nothing", lines));
+  });
+  return *instance;
+}
+
 std::shared_ptr<spdlog::logger> make_logger(std::string program, LogLevel level) {
   auto logger = std::make_shared<spdlog::logger>("ddprun", std::make_shared<StderrSink>(std::move(program)));
   logger->set_level(to_spdlog(level));
   return logger;
 }
 
-// The one piece of process-wide state of this file: leaked, so that code that runs after main can still log.
+// Process-wide state: leaked, so that code that runs after main can still log.
 std::shared_ptr<spdlog::logger>& logger() {
   static auto* instance = new std::shared_ptr<spdlog::logger>(make_logger("ddprun", LogLevel::info));
   return *instance;
@@ -91,49 +105,15 @@ std::string format_log_line(std::chrono::system_clock::time_point time, char lev
                                  utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, since_epoch % 1000,
                                  static_cast<char>(level == 'C' ? 'E' : level), program);
   // A peer's text must not be able to forge a line of ours or to drive the terminal.
-  for (const char c : message) {
-    if (c == '\n') {
-      line += "\n  ";
-    } else if ((static_cast<unsigned char>(c) < 0x20 && c != '\t') || c == 0x7f) {
-      line += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    } else {
-      line.push_back(c);
-    }
+  for (const char c : printable_lines(message)) {
+    line.push_back(c);
+    if (c == '\n') line += "  ";
   }
   line.push_back('\n');
   return line;
 }
 
-void write_stderr(std::string_view bytes) {
-  // A reader that went away must not kill us with SIGPIPE, whatever this process has done about that signal.
-  sigset_t pipe_only, before, pending;
-  sigemptyset(&pipe_only);
-  sigaddset(&pipe_only, SIGPIPE);
-  sigemptyset(&pending);
-  sigpending(&pending);
-  const bool was_pending = sigismember(&pending, SIGPIPE) == 1;
-  pthread_sigmask(SIG_BLOCK, &pipe_only, &before);
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(STDERR_FILENO, bytes.data(), bytes.size());
-    if (n > 0) {
-      bytes.remove_prefix(static_cast<std::size_t>(n));
-      continue;
-    }
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) {
-      // Somebody made the shared stderr non-blocking. Wait a moment for the reader, then give the line up.
-      pollfd entry{STDERR_FILENO, POLLOUT, 0};
-      if (::poll(&entry, 1, 1000) > 0) continue;
-    }
-    if (n < 0 && errno == EPIPE && !was_pending) {
-      const timespec none{0, 0};
-      while (sigtimedwait(&pipe_only, nullptr, &none) < 0 && errno == EINTR) {
-      }
-    }
-    break;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
+void write_stderr(std::string_view bytes) { writer().write(bytes); }
 
 }  // namespace internal
 
@@ -145,7 +125,18 @@ std::optional<LogLevel> parse_log_level(std::string_view text) {
   return std::nullopt;
 }
 
-void log_init(std::string_view program, LogLevel level) { logger() = make_logger(std::string(program), level); }
+void log_init(std::string_view program, LogLevel level) {
+  program_name() = program;
+  logger() = make_logger(std::string(program), level);
+}
+
+void say(std::string_view text) {
+  std::string line = printable_lines(text);
+  if (!line.empty() && line.back() != '\n') line += '\n';
+  writer().write(line, true);
+}
+
+void log_flush() { writer().flush(std::chrono::seconds(5), std::chrono::seconds(1)); }
 
 void log_set_level(LogLevel level) { logger()->set_level(to_spdlog(level)); }
 

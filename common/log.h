@@ -41,6 +41,13 @@ void log_error(fmt::format_string<Args...> format, Args&&... args) {
   if (log_enabled(LogLevel::error)) log_write(LogLevel::error, fmt::format(format, std::forward<Args>(args)...));
 }
 
+// Words of ours that are no log line (an error of usage, the last word): as they are, but control characters other than
+// newline and tab are escaped; a newline is put at the end. Texts of others in it that must not start a line go through
+// printable(). Like log lines, never waits for who reads standard error.
+void say(std::string_view text);
+// Before the program ends: waits until what was logged and said is out, at most 5 s, and 1 s without any progress.
+void log_flush();
+
 // Logs `message` under `key` only when it differs from the last message under that key; a return to logging after
 // repeats says how often it was repeated. For states that are looked at often and change seldom.
 void log_on_change(LogLevel level, std::string_view key, std::string_view message);
@@ -50,7 +57,7 @@ namespace internal {
 // text from a peer can neither forge a line nor drive the terminal.
 std::string format_log_line(std::chrono::system_clock::time_point time, char level, std::string_view program,
                             std::string_view message);
-// Writes all of `bytes` to descriptor 2. Never raises SIGPIPE, gives up when nobody reads for a second.
+// Whole lines to descriptor 2 as they are; see common/stderr_writer.h.
 void write_stderr(std::string_view bytes);
 }  // namespace internal
 

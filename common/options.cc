@@ -9,6 +9,7 @@
 #include <cstdlib>
 
 #include "common/check.h"
+#include "common/printable.h"
 
 namespace ddprun {
 namespace {
@@ -240,6 +241,8 @@ std::string join(const std::vector<std::string>& words, std::string_view separat
 // "" if `value` fits; else what is wrong with it, without the option's name.
 std::string check_value(const OptionSpec& spec, const std::string& value) {
   const auto quoted = "'" + value + "' ";
+  // Nobody means it, and as the name of a folder or a job it is not seen.
+  if (value.ends_with('\r')) return quoted + "ends in a carriage return";
   if (spec.kind == OptionKind::choice) {
     if (std::find(spec.choices.begin(), spec.choices.end(), value) != spec.choices.end()) return "";
     const auto nearest = nearest_name(value, spec.choices);
@@ -490,6 +493,16 @@ std::string OptionTable::markdown() const {
     out += "| " + shortcut + "`--" + spec.name + "` | " + (spec.env.empty() ? "" : "`" + spec.env + "`") + " | " +
            (spec.default_text.empty() ? "" : "`" + escape_cell(spec.default_text) + "`") + " | " +
            escape_cell(spec.compatibility) + " | " + escape_cell(spec.help) + " |\n";
+  }
+  return out;
+}
+
+std::string usage_sentence(std::string_view text) {
+  std::string out = printable(text);
+  if (text.find('\r') != std::string_view::npos) {
+    out +=
+        " (\\r is a carriage return: the file that this command stands in has Windows line ends; dos2unix FILE mends "
+        "it)";
   }
   return out;
 }

@@ -92,6 +92,10 @@ class OptionTable {
 // The candidate nearest to `word` by edit distance, if near enough to be a likely typo.
 std::optional<std::string> nearest_name(std::string_view word, std::span<const std::string> candidates);
 
+// A sentence about words that somebody gave, on one line that cannot drive a terminal. Where a carriage return stands
+// in it, it says where that comes from: a script with Windows line ends hands one over at the end of its last word.
+std::string usage_sentence(std::string_view text);
+
 // Text of --version: version, commit, compiler, Boost, CUDA/NCCL found or not at build time.
 std::string version_text(std::string_view program);
 

@@ -139,6 +139,12 @@ std::vector<std::pair<std::string, std::string>> to_environment(const WorkerEnv&
   return pairs;
 }
 
+bool in_slurm_step(const EnvLookup& env) {
+  constexpr std::int64_t kFirstSpecialStep = 4'294'967'280;
+  const auto step = env("SLURM_STEP_ID");
+  return step && parse_number("SLURM_STEP_ID", *step, 0, kFirstSpecialStep - 1) && !env("SLURM_PTY_PORT");
+}
+
 Result<WorkerEnv> from_environment(const EnvLookup& lookup) {
   WorkerEnv env;
   const auto rank = lookup("RANK");

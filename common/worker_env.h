@@ -42,6 +42,11 @@ std::vector<std::pair<std::string, std::string>> to_environment(const WorkerEnv&
 // The names of all of them, in the order of to_environment: what a launcher must clear before it sets its own.
 std::vector<std::string> worker_env_names();
 
+// Whether srun started this process, or one above it, as a task of a step. Not: a batch script, salloc's shell (Slurm
+// numbers their steps from 4294967280 on, where it numbers them), and the shell of `srun --pty`, which is one process
+// whatever the step's number of tasks.
+bool in_slurm_step(const EnvLookup& env);
+
 // Reads and checks all of them. No RANK: a world of one. GROUP_RANK unset: RANK / LOCAL_WORLD_SIZE.
 // Errors: invalid_argument naming the variable, its value and the bound ("RANK=5 but WORLD_SIZE=4").
 Result<WorkerEnv> from_environment(const EnvLookup& env);

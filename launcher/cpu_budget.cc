@@ -1,12 +1,16 @@
 #include "launcher/cpu_budget.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <sstream>
 #include <vector>
+
+#include "common/worker_env.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -52,7 +56,34 @@ std::int64_t affinity_cpus() {
 std::int64_t CpuBudget::usable() const {
   std::int64_t cpus = affinity;
   if (cgroup_quota) cpus = std::min(cpus, static_cast<std::int64_t>(*cgroup_quota));
+  if (slurm) cpus = std::min(cpus, *slurm);
   return std::max<std::int64_t>(cpus, 1);
+}
+
+std::string CpuBudget::text() const {
+  const std::int64_t cpus = usable();
+  const bool by_quota = cgroup_quota && *cgroup_quota < static_cast<double>(affinity);
+  const bool by_slurm = slurm && *slurm < affinity;
+  std::string out = fmt::format("{} CPU{} can be used here", cpus, cpus == 1 ? "" : "s");
+  if (by_slurm && *slurm == cpus) return out + " (SLURM_CPUS_PER_TASK or SLURM_CPUS_ON_NODE)";
+  if (by_quota) return out + fmt::format(" (the control group's quota is {:.3g})", *cgroup_quota);
+  return out;
+}
+
+std::optional<std::int64_t> slurm_cpus(const EnvLookup& env) {
+  // "4", of a list like "4(x2),2" of several nodes the first.
+  const auto number = [&env](const char* name) -> std::optional<std::int64_t> {
+    const std::string text = env(name).value_or("");
+    std::int64_t value = 0;
+    const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (failure != std::errc() || value < 1 || value > 1'000'000) return std::nullopt;
+    return value;
+  };
+  std::optional<std::int64_t> cpus = number("SLURM_CPUS_PER_TASK");
+  // Outside of a step (a batch script without srun) nobody else runs this node's tasks.
+  if (cpus && !in_slurm_step(env)) *cpus *= std::min<std::int64_t>(number("SLURM_TASKS_PER_NODE").value_or(1), 4096);
+  if (const auto on_node = number("SLURM_CPUS_ON_NODE")) cpus = std::min(cpus.value_or(*on_node), *on_node);
+  return cpus;
 }
 
 std::optional<double> cgroup_cpu_quota(const std::string& proc_self_cgroup, const std::string& cgroup_root) {
@@ -92,6 +123,7 @@ CpuBudget cpu_budget() {
   CpuBudget budget;
   budget.affinity = affinity_cpus();
   budget.cgroup_quota = cgroup_cpu_quota(read_text("/proc/self/cgroup"), "/sys/fs/cgroup");
+  budget.slurm = slurm_cpus(process_environment());
   return budget;
 }
 

@@ -5,7 +5,9 @@
 #include <chrono>
 
 #include "common/exit_code.h"
+#include "common/log.h"
 #include "common/options.h"
+#include "common/printable.h"
 #include "common/standard_fds.h"
 #include "common/tcp.h"
 #include "launcher/preflight.h"
@@ -38,7 +40,7 @@ int ctl_doctor(const Endpoint& endpoint, std::span<const std::string> arguments)
   const OptionTable table("ddpctl doctor", "ddpctl doctor [--log-dir DIR]", {log_dir}, RestPolicy::none);
   auto parsed = table.parse(arguments, process_environment());
   if (!parsed) {
-    fmt::print(stderr, "ddpctl: {}\n", parsed.error().message());
+    say("ddpctl: " + printable(parsed.error().message()));
     return exit_code::kUsage;
   }
   if (parsed->flag("help")) {
@@ -54,7 +56,7 @@ int ctl_doctor(const Endpoint& endpoint, std::span<const std::string> arguments)
                              error     ? "error"
                              : warning ? "warning"
                                        : "ok",
-                             finding.subject, finding.text));
+                             printable(finding.subject), printable(finding.text)));
     if (error) code = exit_code::kPermanent;
   }
   return code;

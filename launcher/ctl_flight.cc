@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/flight_recorder.h"
+#include "common/printable.h"
 
 namespace ddprun::launcher {
 
@@ -13,7 +14,7 @@ std::string flight_text(std::span<const rdzv::FlightPart> parts, std::size_t las
   std::vector<FlightLog> all;
   std::string tables;
   for (const rdzv::FlightPart& part : parts) {
-    tables += fmt::format("node {} ({})", part.group_rank, part.host);
+    tables += fmt::format("node {} ({})", part.group_rank, printable(part.host));
     if (part.bytes.empty()) {
       tables += ": sent nothing\n";
       continue;

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/stat.h>
 
 #include <array>
@@ -14,7 +13,10 @@
 
 #include "common/exit_code.h"
 #include "common/guarded_main.h"
+#include "common/inherited_state.h"
+#include "common/log.h"
 #include "common/options.h"
+#include "common/printable.h"
 #include "common/standard_fds.h"
 #include "launcher/ctl_client.h"
 #include "launcher/ctl_doctor.h"
@@ -32,8 +34,8 @@ constexpr milliseconds kFlightLimit{60'000};  // between two messages; the daemo
 constexpr milliseconds kWatchPeriod{500};
 constexpr const char* kTokenHelp = "the daemon's secret; mode 600";
 
-int complain(int code, const std::string& text) {
-  fmt::print(stderr, "ddpctl: {}\n", text);
+int complain(int code, const std::string& text, const std::string& lines_below = "") {
+  say("ddpctl: " + usage_sentence(text) + lines_below);
   return code;
 }
 
@@ -118,7 +120,7 @@ int command(const Endpoint& endpoint, const rdzv::OperatorMessage& message) {
   auto reply = ask(endpoint, message);
   if (!reply) return complain(exit_code::kUnavailable, reply.error().message());
   if (!reply->ok) return complain(exit_code::kFailure, reply->text);
-  print_output(reply->text + "\n");
+  print_output(printable_lines(reply->text) + "\n");
   return exit_code::kOk;
 }
 
@@ -232,8 +234,7 @@ std::string commands_help() {
 }
 
 int run(int argc, char** argv) {
-  open_standard_fds();
-  ::signal(SIGPIPE, SIG_IGN);
+  settle_inherited_state();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   OptionSpec endpoint_option = text("rdzv-endpoint", "HOST:PORT", "the rendezvous; ddprun logs its own at the start");
   endpoint_option.default_text = "127.0.0.1:29400";
@@ -244,7 +245,7 @@ int run(int argc, char** argv) {
   if (!parsed) return complain(exit_code::kUsage, parsed.error().message());
   if (parsed->flag("help")) return print_output(table.help() + commands_help()), exit_code::kOk;
   if (parsed->flag("version")) return print_output(version_text("ddpctl")), exit_code::kOk;
-  if (parsed->rest().empty()) return complain(exit_code::kUsage, "no command given" + commands_help());
+  if (parsed->rest().empty()) return complain(exit_code::kUsage, "no command given", commands_help());
   for (const std::string& word : parsed->rest()) {
     if (word == "--") break;
     if (word == "--rdzv-endpoint" || word.starts_with("--rdzv-endpoint=")) {
@@ -261,8 +262,10 @@ int run(int argc, char** argv) {
     names.emplace_back(c.name);
   }
   const auto near = nearest_name(parsed->rest().front(), names);
-  return complain(exit_code::kUsage, fmt::format("unknown command '{}'{}{}", parsed->rest().front(),
-                                                 near ? "; did you mean " + *near + "?" : "", commands_help()));
+  return complain(
+      exit_code::kUsage,
+      fmt::format("unknown command '{}'{}", parsed->rest().front(), near ? "; did you mean " + *near + "?" : ""),
+      commands_help());
 }
 
 }  // namespace

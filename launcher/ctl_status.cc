@@ -4,11 +4,16 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/printable.h"
+
 namespace ddprun::launcher {
 
 using nlohmann::json;
 
 namespace {
+
+// Nodes name themselves: what drives a terminal is not passed to the operator's.
+std::string words(const json& text) { return printable(text.get<std::string>()); }
 
 std::string rank_text(const json& node) {
   if (node["group_rank"].is_null()) return "-";
@@ -21,29 +26,29 @@ std::string job_text(const json& job) {
   const auto min = job["nnodes_min"].get<std::int64_t>();
   const auto max = job["nnodes_max"].get<std::int64_t>();
   std::string out = fmt::format(
-      "job {}  {}  round {}  nodes {} of {}  world size {}  restarts {} of {}\n", job["run_id"].get<std::string>(),
-      job["state"].get<std::string>(), job["round"].get<std::int64_t>(), job["group_world_size"].get<std::int64_t>(),
+      "job {}  {}  round {}  nodes {} of {}  world size {}  restarts {} of {}\n", words(job["run_id"]),
+      words(job["state"]), job["round"].get<std::int64_t>(), job["group_world_size"].get<std::int64_t>(),
       min == max ? fmt::format("{}", min) : fmt::format("{}:{}", min, max), job["world_size"].get<std::int64_t>(),
       job["restart_count"].get<std::int64_t>(), job["max_restarts"].get<std::int64_t>());
-  if (const auto why = job["waiting_for"].get<std::string>(); !why.empty()) out += "  waits: " + why + "\n";
-  if (const auto result = job["result"].get<std::string>(); !result.empty()) out += "  result: " + result + "\n";
+  if (const auto why = words(job["waiting_for"]); !why.empty()) out += "  waits: " + why + "\n";
+  if (const auto result = words(job["result"]); !result.empty()) out += "  result: " + result + "\n";
   if (!job["nodes"].empty()) {
     out += fmt::format("  {:<24} {:<24} {:<10} {:<16} {}\n", "HOST", "ADDRESS", "STATE", "NODE (RANKS)", "HEARD");
   }
   for (const json& node : job["nodes"]) {
     const bool connected = node["connected"].get<bool>();
     out +=
-        fmt::format("  {:<24} {:<24} {:<10} {:<16} {}\n", node["host"].get<std::string>(),
-                    node["address"].get<std::string>(), node["state"].get<std::string>(), rank_text(node),
+        fmt::format("  {:<24} {:<24} {:<10} {:<16} {}\n", words(node["host"]), words(node["address"]),
+                    words(node["state"]), rank_text(node),
                     connected ? fmt::format("{} ms ago", node["silent_ms"].get<std::int64_t>()) : "connection closed");
   }
   for (const json& failure : job["failures"]) {
     out += fmt::format("  failure in round {}, attempt {}: {}\n", failure["round"].get<std::int64_t>(),
-                       failure["restart_count"].get<std::int64_t>(), failure["what"].get<std::string>());
+                       failure["restart_count"].get<std::int64_t>(), words(failure["what"]));
   }
   const json& news = job["news"];
   const std::size_t skip = news.size() > 5 ? news.size() - 5 : 0;
-  for (std::size_t i = skip; i < news.size(); ++i) out += "  * " + news[i].get<std::string>() + "\n";
+  for (std::size_t i = skip; i < news.size(); ++i) out += "  * " + words(news[i]) + "\n";
   return out;
 }
 
@@ -56,7 +61,7 @@ std::string status_table(const std::string& text) {
     for (const json& job : status.at("jobs")) out += job_text(job);
     return out.empty() ? std::string(kNoJobs) : out;
   } catch (const json::exception&) {
-    return text + "\n";
+    return printable_lines(text) + "\n";
   }
 }
 
@@ -66,9 +71,10 @@ std::string roster_text(const rdzv::Roster& page, bool first) {
   if (first) out += fmt::format(kLine, "NODE", "RANKS", "HOST", "ADDRESS", "NPROC", "STATE", "ID");
   for (const rdzv::RosterEntry& e : page.entries) {
     const bool ranked = e.group_rank >= 0;
-    out += fmt::format(kLine, ranked ? std::to_string(e.group_rank) : "-",
-                       ranked ? fmt::format("{}..{}", e.first_rank, e.first_rank + e.nproc - 1) : "-", e.host,
-                       e.address, e.nproc, rdzv::to_string(e.state), e.node_id);
+    out +=
+        fmt::format(kLine, ranked ? std::to_string(e.group_rank) : "-",
+                    ranked ? fmt::format("{}..{}", e.first_rank, e.first_rank + e.nproc - 1) : "-", printable(e.host),
+                    printable(e.address), e.nproc, rdzv::to_string(e.state), printable(e.node_id));
   }
   return out;
 }

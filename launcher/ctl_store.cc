@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "common/exit_code.h"
+#include "common/log.h"
+#include "common/printable.h"
 #include "common/standard_fds.h"
 #include "common/store_client.h"
 
@@ -176,7 +178,7 @@ Result<void> run(StoreClient& store, const Request& request) {
 }
 
 int fail(const Error& error) {
-  std::fprintf(stderr, "ddpctl: %s\n", error.message().c_str());
+  say("ddpctl: " + printable(error.message()));
   switch (error.code()) {
     case Errc::invalid_argument:
       return exit_code::kUsage;

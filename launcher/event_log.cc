@@ -120,65 +120,11 @@ class EventLog : public JobObserver {
     return event;
   }
 
-  void write(const Json& event) const { options_.write(event.dump(-1, ' ', false, Json::error_handler_t::replace)); }
+  void write(const Json& event) const { options_.write(event.dump(-1, ' ', true, Json::error_handler_t::replace)); }
 
   EventLogOptions options_;
   TimePoint started_;
   RoundContext round_;
-};
-
-class WatchedGroup : public WorkerGroup {
- public:
-  WatchedGroup(std::unique_ptr<WorkerGroup> inner, std::vector<JobObserver*> observers)
-      : inner_(std::move(inner)), observers_(std::move(observers)) {}
-
-  Result<void> start(std::vector<WorkerSpec> workers) override {
-    workers_.clear();
-    told_ = 0;
-    for (const auto& worker : workers) workers_.push_back(worker.env);
-    auto started = inner_->start(std::move(workers));
-    if (!started) return started;
-    const auto pids = inner_->pids();
-    for (std::size_t i = 0; i < workers_.size(); ++i) {
-      for (auto* observer : observers_) observer->on_start(workers_[i], i < pids.size() ? pids[i] : 0);
-    }
-    return started;
-  }
-
-  boost::asio::awaitable<Result<WorkerExit>> next_exit() override {
-    auto exit = co_await inner_->next_exit();
-    tell();
-    co_return exit;
-  }
-
-  boost::asio::awaitable<void> stop(int signal, std::chrono::milliseconds patience) override {
-    co_await inner_->stop(signal, patience);
-    tell();
-  }
-
-  void signal_all(int signal) override { inner_->signal_all(signal); }
-  bool running() const override { return inner_->running(); }
-  std::vector<WorkerExit> exits() const override { return inner_->exits(); }
-  WorkerEvidence evidence(LocalRank local_rank) const override { return inner_->evidence(local_rank); }
-  int recorder_fd(LocalRank local_rank) const override { return inner_->recorder_fd(local_rank); }
-  std::vector<pid_t> pids() const override { return inner_->pids(); }
-
- private:
-  // Each end once, in order, whoever asked.
-  void tell() {
-    const auto exits = inner_->exits();
-    for (; told_ < exits.size(); ++told_) {
-      const auto& exit = exits[told_];
-      const auto index = static_cast<std::size_t>(exit.local_rank.value);
-      if (index >= workers_.size()) continue;
-      for (auto* observer : observers_) observer->on_exit(workers_[index], exit);
-    }
-  }
-
-  std::unique_ptr<WorkerGroup> inner_;
-  std::vector<JobObserver*> observers_;
-  std::vector<WorkerEnv> workers_;
-  std::size_t told_ = 0;  // how many of inner_->exits() the observers know
 };
 
 }  // namespace
@@ -215,10 +161,6 @@ void AttemptLog::close(const std::string& outcome) {
   attempts_.back().lasted = std::chrono::duration_cast<std::chrono::milliseconds>(*ended_at_ - started_);
   attempts_.back().ended_unix_time =
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch());
-}
-
-std::unique_ptr<WorkerGroup> watch_group(std::unique_ptr<WorkerGroup> inner, std::vector<JobObserver*> observers) {
-  return std::make_unique<WatchedGroup>(std::move(inner), std::move(observers));
 }
 
 }  // namespace ddprun::launcher

@@ -15,12 +15,10 @@
 namespace ddprun::launcher {
 
 // Hears of rounds, starts and ends. All on the launcher's one thread.
-class JobObserver {
+class JobObserver : public WorkerGroupListener {
  public:
-  virtual ~JobObserver() = default;
   virtual void on_round(const RoundContext& round, std::chrono::milliseconds took) = 0;
-  virtual void on_start(const WorkerEnv& worker, pid_t pid) = 0;
-  virtual void on_exit(const WorkerEnv& worker, const WorkerExit& exit) = 0;
+  void on_drained() override {}
   virtual void on_end(const JobOutcome& outcome) = 0;
 };
 
@@ -53,8 +51,5 @@ class AttemptLog : public JobObserver {
   TimePoint started_;
   std::optional<TimePoint> ended_at_;
 };
-
-// A worker group that tells `observers` what its workers do, and passes everything on to `inner`.
-std::unique_ptr<WorkerGroup> watch_group(std::unique_ptr<WorkerGroup> inner, std::vector<JobObserver*> observers);
 
 }  // namespace ddprun::launcher

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -51,6 +52,16 @@ void for_each_pid(const std::string& folder, Visit visit) {
   }
 }
 
+// The strings of `text`, of which each ends with a NUL.
+template <typename Visit>
+void for_each_string(std::string_view text, Visit visit) {
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = std::min(text.find('\0', at), text.size());
+    visit(text.substr(at, end - at));
+    at = end + 1;
+  }
+}
+
 // The words of `text` from position `from` on.
 std::vector<std::string_view> words(std::string_view text) {
   std::vector<std::string_view> out;
@@ -80,13 +91,21 @@ std::optional<ProcessStat> parse_process_stat(std::string_view line) {
   // The name in parentheses may hold spaces and parentheses: what we want starts after the last one.
   const std::size_t name_end = line.rfind(')');
   if (name_end == std::string_view::npos) return std::nullopt;
+  const std::size_t name_begin = line.find('(') + 1;
   const auto fields = words(line.substr(name_end + 1));
   if (fields.size() < 4 || fields[0].size() != 1) return std::nullopt;
+  const auto number = [&fields](std::size_t index, auto& value) {
+    if (index >= fields.size()) return;
+    std::from_chars(fields[index].data(), fields[index].data() + fields[index].size(), value);
+  };
   ProcessStat stat;
+  if (name_begin <= name_end) stat.name = line.substr(name_begin, name_end - name_begin);
   stat.state = fields[0][0];
   stat.parent = to_pid(fields[1]).value_or(0);
   stat.group = to_pid(fields[2]).value_or(0);
   stat.session = to_pid(fields[3]).value_or(0);
+  number(19, stat.start_time);  // fields 22 and 52 of proc(5), which counts the id and the name
+  number(49, stat.wait_status);
   return stat;
 }
 
@@ -95,14 +114,61 @@ std::optional<ProcessStat> read_process_stat(const std::string& proc_root, pid_t
 }
 
 bool has_environment(const std::string& proc_root, pid_t pid, std::string_view name_and_value) {
-  const std::string text = read_small_file(proc_root + "/" + std::to_string(pid) + "/environ");
-  std::size_t at = 0;
-  while (at < text.size()) {
-    const std::size_t end = std::min(text.find('\0', at), text.size());
-    if (std::string_view(text).substr(at, end - at) == name_and_value) return true;
-    at = end + 1;
+  bool found = false;
+  for_each_string(read_small_file(proc_root + "/" + std::to_string(pid) + "/environ"),
+                  [&](std::string_view entry) { found = found || entry == name_and_value; });
+  return found;
+}
+
+std::optional<std::string> find_token(const std::string& proc_root, pid_t pid, std::string_view token) {
+  std::optional<std::string> found;
+  for_each_string(read_small_file(proc_root + "/" + std::to_string(pid) + "/environ"), [&](std::string_view entry) {
+    if (!entry.starts_with(token)) return;
+    if (entry.size() == token.size() || entry[token.size()] == '.') found = entry;
+  });
+  return found;
+}
+
+std::string describe_command(const std::string& proc_root, pid_t pid, const ProcessStat& stat) {
+  constexpr std::size_t kLength = 80;
+  std::string text;
+  // Of a process that hangs in the kernel the arguments may not be readable without hanging, too.
+  if (stat.state != 'D') {
+    for_each_string(read_small_file(proc_root + "/" + std::to_string(pid) + "/cmdline"), [&](std::string_view word) {
+      if (text.size() > kLength) return;
+      text += (text.empty() ? "" : " ") + std::string(word.substr(0, kLength));
+    });
   }
-  return false;
+  if (text.empty()) text = stat.name;
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
+  }
+  if (text.size() > kLength) text = text.substr(0, kLength) + "...";
+  return text;
+}
+
+bool is_tracker(const std::string& proc_root, pid_t pid) {
+  std::size_t index = 0;
+  bool found = false;
+  for_each_string(read_small_file(proc_root + "/" + std::to_string(pid) + "/cmdline"), [&](std::string_view word) {
+    const std::string_view name = word.substr(word.rfind('/') + 1);
+    if (index == 0) found = name == "torch_shm_manager";
+    // python ... -c 'from multiprocessing.resource_tracker import main;main(7)'
+    if (word.starts_with("from multiprocessing.resource_tracker import")) found = true;
+    ++index;
+  });
+  return found;
+}
+
+void signal_if_same(const std::string& proc_root, pid_t pid, unsigned long long start_time, int signal) {
+  CHECK(pid > 1, "signal to a process id that is none");
+  // A handle first, then the look: what it names cannot change any more. Without one (an old kernel, a sandbox) the
+  // id could change hands between two calls, which nobody can help.
+  const UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  const auto stat = read_process_stat(proc_root, pid);
+  if (!stat || stat->start_time != start_time) return;
+  if (handle && ::syscall(SYS_pidfd_send_signal, handle.get(), signal, nullptr, 0) == 0) return;
+  ::kill(pid, signal);
 }
 
 std::string make_job_token() {
@@ -120,7 +186,7 @@ std::vector<pid_t> find_processes(const std::string& proc_root, const std::set<p
     if (pid == ::getpid() || pid == 1) return;
     const auto stat = read_process_stat(proc_root, pid);
     if (!stat || stat->state == 'Z' || stat->state == 'X') return;
-    if (sessions.count(stat->session) != 0 || (!token.empty() && has_environment(proc_root, pid, token))) {
+    if (sessions.count(stat->session) != 0 || (!token.empty() && find_token(proc_root, pid, token))) {
       found.push_back(pid);
     }
   });
@@ -148,34 +214,93 @@ std::vector<pid_t> find_children(const std::string& proc_root, pid_t parent) {
   return children;
 }
 
-bool shows_no_environment(const std::string& proc_root, pid_t pid) {
-  return read_small_file(proc_root + "/" + std::to_string(pid) + "/environ").empty();
+ProcessWalk::ProcessWalk(std::string proc_root, pid_t root, std::set<pid_t> without)
+    : proc_root_(std::move(proc_root)), root_(root), without_(std::move(without)) {
+  const std::string own = std::to_string(root_);
+  scans_ = ::access((proc_root_ + "/" + own + "/task/" + own + "/children").c_str(), R_OK) != 0;
+  if (scans_) folder_ = std::shared_ptr<DIR>(::opendir(proc_root_.c_str()), CloseDir());
+  todo_.push_back(root_);
 }
 
-bool is_in_cgroup(const std::string& proc_root, pid_t pid, const std::string& folder) {
-  const std::string text = "\n" + read_small_file(proc_root + "/" + std::to_string(pid) + "/cgroup");
-  const std::size_t at = text.find("\n0::");
-  if (at == std::string::npos) return false;
-  const std::string name = text.substr(at + 4, text.find('\n', at + 1) - at - 4);
-  const std::string last = folder.substr(folder.rfind('/'));  // "/ddprun-<pid>.<random>": there is no other
-  return name.size() >= last.size() && name.compare(name.size() - last.size(), last.size(), last) == 0;
+void ProcessWalk::also(pid_t pid) { meet(pid); }
+
+void ProcessWalk::meet(pid_t pid) {
+  if (pid == root_ || without_.count(pid) != 0 || !met_.insert(pid).second) return;
+  auto stat = read_process_stat(proc_root_, pid);
+  if (!stat) return;
+  found_.emplace_back(pid, std::move(*stat));
+  todo_.push_back(pid);
+}
+
+// Who is whose child, of all processes.
+bool ProcessWalk::scan(std::size_t count) {
+  while (folder_) {
+    if (count-- == 0) return false;
+    const dirent* const entry = ::readdir(folder_.get());
+    if (entry == nullptr) {
+      folder_.reset();
+      break;
+    }
+    const auto pid = to_pid(entry->d_name);
+    if (!pid) continue;
+    if (const auto stat = read_process_stat(proc_root_, *pid)) children_.emplace(stat->parent, *pid);
+  }
+  return true;
+}
+
+// How many files it took.
+std::size_t ProcessWalk::list_children(pid_t parent) {
+  std::vector<pid_t> children;
+  std::size_t files = 0;
+  if (scans_) {
+    const auto [begin, end] = children_.equal_range(parent);
+    for (auto child = begin; child != end; ++child) children.push_back(child->second);
+  } else {
+    const std::string tasks = proc_root_ + "/" + std::to_string(parent) + "/task";
+    for_each_pid(tasks, [&](pid_t task) {
+      ++files;
+      const std::string text = read_small_file(tasks + "/" + std::to_string(task) + "/children");
+      for (const auto word : words(text)) {
+        if (const auto pid = to_pid(word)) children.push_back(*pid);
+      }
+    });
+  }
+  for (const pid_t child : children) meet(child);
+  return files + children.size();
+}
+
+bool ProcessWalk::step(std::size_t count) {
+  if (scans_ && !scan(count)) return false;
+  while (!todo_.empty()) {
+    const pid_t next = todo_.back();
+    todo_.pop_back();
+    const std::size_t used = 1 + list_children(next);
+    if (used >= count) return todo_.empty();
+    count -= used;
+  }
+  return true;
+}
+
+std::vector<std::pair<pid_t, ProcessStat>> ProcessWalk::take() { return std::exchange(found_, {}); }
+
+std::vector<pid_t> cgroup_members(const std::string& folder) {
+  std::vector<pid_t> members;
+  const std::string text = read_small_file(folder + "/cgroup.procs");
+  for (const auto word : words(text)) {
+    if (const auto pid = to_pid(word); pid && *pid > 1) members.push_back(*pid);
+  }
+  return members;
+}
+
+void tell_cgroup_to_die(const std::string& folder) {
+  const UniqueFd fd(::open((folder + "/cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC));
+  if (fd && ::write(fd.get(), "1", 1) == 1) return;
+  for (const pid_t pid : cgroup_members(folder)) signal_process(pid, SIGKILL);  // before Linux 5.14: one by one
 }
 
 void kill_cgroup(const std::string& folder) {
-  if (words(read_small_file(folder + "/cgroup.procs")).empty()) return;
-  bool told = false;
-  {
-    const UniqueFd fd(::open((folder + "/cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC));
-    told = fd && ::write(fd.get(), "1", 1) == 1;
-  }
-  for (int round = 0; round < 1000; ++round) {
-    const std::string text = read_small_file(folder + "/cgroup.procs");
-    const auto members = words(text);
-    if (members.empty()) return;
-    for (const auto word : members) {
-      const auto pid = to_pid(word);
-      if (!told && pid && *pid > 1) signal_process(*pid, SIGKILL);  // before Linux 5.14: one by one
-    }
+  for (int round = 0; round < 1000 && !cgroup_members(folder).empty(); ++round) {
+    if (round % 100 == 0) tell_cgroup_to_die(folder);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

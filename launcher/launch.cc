@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -19,6 +20,7 @@
 
 #include "common/exit_code.h"
 #include "common/log.h"
+#include "common/printable.h"
 #include "launcher/agent.h"
 #include "launcher/cpu_budget.h"
 #include "launcher/device.h"
@@ -26,13 +28,17 @@
 #include "launcher/flight.h"
 #include "launcher/guard.h"
 #include "launcher/log_tree.h"
+#include "launcher/lost_port.h"
 #include "launcher/numa.h"
+#include "launcher/own_console.h"
 #include "launcher/preflight.h"
 #include "launcher/program.h"
 #include "launcher/report.h"
+#include "launcher/report_file.h"
 #include "launcher/signal_policy.h"
 #include "launcher/worker_command.h"
 #include "launcher/worker_group.h"
+#include "launcher/worker_stdio.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -66,39 +72,57 @@ AgentOptions agent_options(const LaunchOptions& options) {
   out.on_silence = options.conf.keep_on_silence ? OnSilence::keep : OnSilence::stop;
   out.shutdown_timeout = options.shutdown_timeout;
   out.restart_backoff = options.restart_backoff;
+  out.signal_groups = options.signal_group;
+  out.wait_for_helpers = options.leftovers == Leftovers::wait;
   out.crash_loop_limit = static_cast<int>(options.crash_loop_limit);
   out.topology_key = options.topology_key;
   return out;
 }
 
-StdinPolicy stdin_policy(LaunchOptions::Stdin policy) {
-  switch (policy) {
-    case LaunchOptions::Stdin::all:
-      return StdinPolicy::all;
-    case LaunchOptions::Stdin::none:
-      return StdinPolicy::none;
-    case LaunchOptions::Stdin::first:
-      break;
+// Signals that would end us, or that we took while the job ran.
+constexpr std::array kDeadlySignals{SIGTERM,   SIGINT,  SIGHUP,  SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,
+                                    SIGVTALRM, SIGPROF, SIGXCPU, SIGXFSZ, SIGPIPE, SIGPOLL, SIGPWR};
+
+// What the job's end is, is settled now: a scheduler's SIGTERM that comes in the last moments changes neither the exit
+// code nor the report. Blocked at first, because asio's set gives the default action back when it goes.
+void block_deadly_signals(const LaunchOptions& options, bool blocked) {
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int number : kDeadlySignals) ::sigaddset(&signals, number);
+  for (const auto* list : {&options.signals_to_handle, &options.signals_to_forward}) {
+    for (const int number : *list) ::sigaddset(&signals, number);
   }
-  return StdinPolicy::first;
+  ::pthread_sigmask(blocked ? SIG_BLOCK : SIG_UNBLOCK, &signals, nullptr);
+}
+
+void ignore_deadly_signals(const LaunchOptions& options) {
+  for (const int number : kDeadlySignals) ::signal(number, SIG_IGN);
+  for (const auto* list : {&options.signals_to_handle, &options.signals_to_forward}) {
+    for (const int number : *list) ::signal(number, SIG_IGN);
+  }
 }
 
 // One launch: owns what outlives the agent.
 class Launch {
  public:
-  Launch(LaunchOptions options, LaunchContext context) : options_(std::move(options)), context_(std::move(context)) {
+  Launch(LaunchOptions options, LaunchContext context)
+      : options_(std::move(options)), context_(std::move(context)), own_console_(options_.output) {
     report_.run_id = options_.run_id.value;
     report_.entrypoint = options_.program;
+    report_.host = short_host_name();
   }
 
   int run() {
+    // Somebody looks on: a job on this node that goes well needs no words. Where we wait for others they are needed.
+    const bool alone = options_.local_job && options_.nnodes_max == 1;
+    quiet_ = !options_.log_level_given && alone && ::isatty(STDERR_FILENO) == 1;
+    if (quiet_) log_set_level(LogLevel::warning);
     for (const auto& warning : options_.warnings) log_warning("{}", warning);
     for (const auto& note : options_.notes) log_info("{}", note);
     if (const std::string path = options_.logs.report_file; !path.empty()) {
-      if (auto can = check_report_file(path); !can) {
-        options_.logs.report_file.clear();
-        return fail(exit_code::kUsage, "--report: " + can.error().message());
-      }
+      auto file = ReportFile::open(path, report_.host, options_.nnodes_max > 1);
+      if (!file) return fail(exit_code::kUsage, "--report: " + file.error().message());
+      report_file_ = *std::move(file);
     }
     auto program = find_program();
     if (!program) {
@@ -117,9 +141,8 @@ class Launch {
     const auto budget = cpu_budget();
     command_.emplace(options_, std::move(*program), environment_map(environ), budget.usable());
     if (command_->omp_threads() > 0) {
-      log_info(
-          "OMP_NUM_THREADS={} for each of the {} workers: {} CPUs can be used here; set it yourself to change that",
-          command_->omp_threads(), options_.nproc, budget.usable());
+      log_info("OMP_NUM_THREADS={} for each of the {} workers: {}; set it yourself to change that",
+               command_->omp_threads(), options_.nproc, budget.text());
     }
     auto guard = Guard::start();
     if (!guard) return fail(exit_code::kFailure, guard.error().message());
@@ -135,7 +158,8 @@ class Launch {
                                            .message());
       }
     }
-    auto logs = LogTree::open(options_.logs.log_dir, options_.run_id.value, guard_);
+    auto logs = LogTree::open(options_.logs.log_dir, options_.run_id.value, guard_,
+                              options_.nnodes_max > 1 ? report_.host : "");
     if (!logs) return fail(exit_code::kUsage, logs.error().message());
     logs_ = *logs;
     return supervise();
@@ -149,6 +173,7 @@ class Launch {
     request.no_python = options_.no_python;
     request.run_path = options_.run_path;
     request.own_folder = context_.own_folder;
+    request.called_folder = context_.called_folder;
     return resolve_program(request, disk_lookup(), process_environment());
   }
 
@@ -188,18 +213,26 @@ class Launch {
     WorkerGroupOptions group;
     group.inherited = context_.inherited;
     group.output = options_.output;
-    group.stdin_policy = stdin_policy(options_.stdin_policy);
+    // A console that nobody reads must not hold up an end for longer than workers may.
+    group.output.console_patience =
+        std::clamp(options_.shutdown_timeout, std::chrono::milliseconds(1000), group.output.console_patience);
+    group.stdin_policy = options_.stdin_policy;
+    group.signal_scope = options_.signal_group ? SignalScope::group : SignalScope::worker;
+    group.leftovers = options_.leftovers;
+    group.leftover_times.asked = options_.shutdown_timeout;
     group.guard = guard_;
     group.logs = logs_;
     group.recorder_bytes = kFlightBytes;
-    auto workers = make_worker_group(io, std::move(group));
+    auto workers = std::make_unique<WorkerGroup>(io, std::move(group));
     flight_.watch(workers.get());
-    return watch_group(std::move(workers), observers_);
+    for (auto* observer : observers_) workers->add_listener(observer);
+    return workers;
   }
 
   void make_observers() {
     observers_.push_back(&attempts_);
     observers_.push_back(&flight_);
+    observers_.push_back(&own_console_);
     if (options_.events == LaunchOptions::Events::none) return;
     EventLogOptions events;
     events.workers = options_.events == LaunchOptions::Events::console;
@@ -210,7 +243,7 @@ class Launch {
     events.entrypoint = report_.entrypoint;
     std::array<char, 256> name{};
     if (::gethostname(name.data(), name.size() - 1) == 0) events.host_name = name.data();
-    events.write = [](const std::string& line) { fmt::print(stderr, "{}\n", line); };
+    events.write = [](const std::string& line) { internal::write_stderr(line + "\n"); };
     event_log_ = make_event_log(std::move(events));
     observers_.push_back(event_log_.get());
   }
@@ -253,22 +286,12 @@ class Launch {
   int supervise() {
     make_observers();
     auto outcome = run_job();
-    if (options_.workers_bind_master_port && options_.local_job && lost_the_port(outcome)) {
+    if (options_.workers_bind_master_port && options_.local_job &&
+        lost_master_port(outcome, SteadyClock::now() - started_)) {
       log_warning("somebody else took MASTER_PORT before worker 0 could bind it: once more with another port");
       outcome = run_job();
     }
     return finish(std::move(outcome));
-  }
-
-  // Only where worker 0 binds MASTER_PORT itself: between our letting go of it and its bind anybody may take it.
-  static bool lost_the_port(const JobOutcome& outcome) {
-    if (!outcome.root_cause || outcome.root_cause->restart_count != 0) return false;
-    for (const auto& line : outcome.root_cause->last_lines) {
-      if (line.find("EADDRINUSE") != std::string::npos || line.find("ddress already in use") != std::string::npos) {
-        return true;
-      }
-    }
-    return false;
   }
 
   JobOutcome run_job() {
@@ -276,6 +299,7 @@ class Launch {
     asio::io_context io(1);
     asio::signal_set signals(io);
     listen(signals);
+    block_deadly_signals(options_, false);
     AgentHooks hooks;
     hooks.make_group = [this, &io] { return make_group(io); };
     hooks.make_specs = [this](const RoundContext& round) { return make_specs(round); };
@@ -285,6 +309,7 @@ class Launch {
     std::optional<JobOutcome> outcome;
     std::exception_ptr failure;
     asio::co_spawn(io, agent.run(), [&](std::exception_ptr thrown, JobOutcome result) {
+      block_deadly_signals(options_, true);
       failure = thrown;
       outcome = std::move(result);
       signals.cancel();
@@ -319,9 +344,9 @@ class Launch {
       const std::string name = signal_text(number);
       switch (policy.on(number, SteadyClock::now())) {
         case SignalPolicy::Action::stop:
-          log_info("{}: {}; workers get it and have {} s", name,
-                   options_.nnodes_max > 1 ? "this node leaves the job" : "the job ends",
-                   options_.shutdown_timeout.count() / 1000.0);
+          log_warning("{}: {}; workers get it and have {} s", name,
+                      options_.nnodes_max > 1 ? "this node leaves the job" : "the job ends",
+                      options_.shutdown_timeout.count() / 1000.0);
           agent.stop(number);
           break;
         case SignalPolicy::Action::stop_now:
@@ -347,6 +372,8 @@ class Launch {
     report_.reason = std::move(outcome.reason);
     report_.root_cause = std::move(outcome.root_cause);
     report_.failures = std::move(outcome.failures);
+    report_.notes = std::move(outcome.notes);
+    report_.root_is_above = report_.root_cause && own_console_.shows(*report_.root_cause);
     report_.collectives = flight_.verdict();
     if (logs_ && !logs_->temporary()) report_.log_folder = logs_->root();
     return last_word();
@@ -359,17 +386,26 @@ class Launch {
   }
 
   int last_word() {
+    ignore_deadly_signals(options_);
     if (options_.torchrun_exit_codes && report_.exit_code != exit_code::kOk && report_.exit_code != exit_code::kUsage) {
       report_.exit_code = exit_code::kFailure;
     }
     const std::string text = report_.success ? earlier_attempts(report_) : to_text(report_);
-    if (!text.empty()) fmt::print(stderr, "{}", text);
-    if (!options_.logs.report_file.empty()) {
-      auto written = write_report_file(options_.logs.report_file, report_);
-      if (!written) log_error("--report: {}", written.error().message());
+    if (!text.empty()) say(text);
+    if (quiet_ && report_.success && !report_.log_folder.empty()) {
+      say("ddprun: logs are in " + printable(report_.log_folder));
+    }
+    if (report_file_) {
+      auto written = report_file_->write(to_json(report_));
+      if (!written) {
+        log_error("--report: {}", written.error().message());
+      } else if (*written != options_.logs.report_file) {
+        log_info("--report: another node has written {}, so that of this node is {}", options_.logs.report_file,
+                 *written);
+      }
     }
     if (!options_.logs.own_error_file.empty() && report_.root_cause) {
-      auto written = write_own_error_file(options_.logs.own_error_file, report_);
+      auto written = write_file(options_.logs.own_error_file, to_error_file(*report_.root_cause));
       if (!written) log_error("TORCHELASTIC_ERROR_FILE: {}", written.error().message());
     }
     return report_.exit_code;
@@ -378,6 +414,8 @@ class Launch {
   LaunchOptions options_;
   LaunchContext context_;
   JobReport report_;
+  std::optional<ReportFile> report_file_;
+  OwnConsole own_console_;
   std::optional<WorkerCommand> command_;
   std::vector<std::vector<int>> cpus_;  // of each worker; empty = not bound
   std::shared_ptr<Guard> guard_;
@@ -387,6 +425,7 @@ class Launch {
   std::unique_ptr<JobObserver> event_log_;
   std::vector<JobObserver*> observers_;
   TimePoint started_;
+  bool quiet_ = false;  // on a terminal: no words for a job that goes well
 };
 
 }  // namespace

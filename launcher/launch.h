@@ -9,8 +9,9 @@
 namespace ddprun::launcher {
 
 struct LaunchContext {
-  std::string program_name;  // "ddprun" or "ddprun-launch", in front of messages
-  std::string own_folder;    // where our binary lies; "" = not known
+  std::string program_name;   // "ddprun" or "ddprun-launch", in front of messages
+  std::string own_folder;     // where our binary lies; "" = not known
+  std::string called_folder;  // that of the path that we were called by; "" = by a name in PATH
   InheritedSignals inherited;
   Services services;
 };

@@ -12,16 +12,18 @@ namespace ddprun::launcher {
 
 // Several byte streams -> one console, whole lines of one stream at a time. Pure.
 //
-// With a prefix: "<prefix><line>\n"; a last line without a newline gets one. Without: the bytes themselves, no more and
-// no less. What has no newline yet is held back, except
-//   - on a terminal, or without a prefix: after kHold of silence it is shown (a prompt, a row of dots);
-//   - on a terminal: a `\r` (progress bar) ends what is shown at once;
+// With a prefix: "<prefix><line>\n"; a last line without a newline gets one. A `\r` within a line (a progress bar) ends
+// a piece of it: the next piece has the prefix again, after its leading `\r`. Without a prefix: the bytes themselves,
+// no more and no less. What has no end yet is held back, except
+//   - on a terminal, or without a prefix: after kHold it is shown (a prompt, a row of dots);
+//   - elsewhere with a prefix: after kHoldBar when it belongs to a progress bar, else after kHoldPlain. When another
+//     stream's line comes then, the rest stands on a line of its own with its prefix;
 //   - beyond kMaxHeld bytes.
-// A stream that is alone on its console and has no prefix is never held back.
+// A character of UTF-8 is not torn by that. A stream that is alone on its console and has no prefix is never held back.
 class LineMixer {
  public:
   static constexpr std::size_t kMaxHeld = 4 << 20;
-  static constexpr std::chrono::milliseconds kHold{100};
+  static constexpr std::chrono::milliseconds kHold{100}, kHoldBar{500}, kHoldPlain{2000};
 
   explicit LineMixer(bool terminal) : terminal_(terminal) {}
 
@@ -37,12 +39,16 @@ class LineMixer {
     std::string held;
     TimePoint held_since;
   };
+  void feed_plain(int number, Stream& stream, std::string_view bytes, TimePoint now, std::string& out);
+  void feed_lines(int number, Stream& stream, std::string_view bytes, TimePoint now, std::string& out);
   void emit(int number, const Stream& stream, std::string_view text, std::string& out);
-  bool may_flush(const Stream& stream) const { return terminal_ || stream.prefix.empty(); }
+  void emit_held(int number, Stream& stream, TimePoint now, std::string& out);
+  TimePoint shown_at(int number, const Stream& stream) const;
 
   bool terminal_;
   int next_number_ = 0;
-  int open_line_of_ = -1;  // whose unfinished line stands at the end of the console
+  int open_line_of_ = -1;      // whose unfinished line stands at the end of the console
+  bool after_return_ = false;  // and it ended in `\r`
   std::map<int, Stream> streams_;
 };
 

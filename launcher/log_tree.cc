@@ -42,9 +42,10 @@ void remove_tree(const std::string& path) {
   std::filesystem::remove_all(path, ignored);
 }
 
-Result<void> LogTree::make_root(const std::string& parent, const std::string& run_id) {
+Result<void> LogTree::make_root(const std::string& parent, const std::string& run_id, const std::string& host) {
+  const std::string start = parent + "/" + folder_name(run_id) + "_" + (host.empty() ? "" : folder_name(host) + "_");
   for (int attempt = 0; attempt < 100; ++attempt) {
-    const std::string path = parent + "/" + folder_name(run_id) + "_" + random_suffix();
+    const std::string path = start + random_suffix();
     if (::mkdir(path.c_str(), 0777) == 0) {
       root_ = path;
       return {};
@@ -55,7 +56,7 @@ Result<void> LogTree::make_root(const std::string& parent, const std::string& ru
 }
 
 Result<std::shared_ptr<LogTree>> LogTree::open(const std::string& log_dir, const std::string& run_id,
-                                               std::shared_ptr<Guard> guard) {
+                                               std::shared_ptr<Guard> guard, const std::string& host) {
   std::shared_ptr<LogTree> tree(new LogTree());
   tree->run_id_ = run_id;
   tree->guard_ = std::move(guard);
@@ -77,7 +78,7 @@ Result<std::shared_ptr<LogTree>> LogTree::open(const std::string& log_dir, const
     return Error(Errc::invalid_argument, "log directory " + parent + " exists but is a file; give a folder");
   }
   if (ec) return Error::from_errno(ec.value(), "cannot make log directory " + parent);
-  if (auto made = tree->make_root(parent, run_id); !made) return std::move(made).error();
+  if (auto made = tree->make_root(parent, run_id, host); !made) return std::move(made).error();
   // Not only the name: a full disk must be told now and not by the first worker.
   const std::string probe = tree->root_ + "/.probe";
   const UniqueFd fd(::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));

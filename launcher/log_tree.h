@@ -12,6 +12,7 @@
 // Where one run's files are, laid out as torchrun's:
 //   <log dir>/<run id>_<8 random>/attempt_<restart count>/<local rank>/{stdout.log,stderr.log,error.json}
 //   and attempt_<n>/filtered_{stdout,stderr}.log. A later round with the same restart count is attempt_<n>.round_<R>.
+// With several nodes, which may share a disk, the run's folder is <run id>_<host>_<8 random>.
 namespace ddprun::launcher {
 
 struct AttemptFolder {
@@ -28,8 +29,9 @@ class LogTree {
   // log_dir: made if missing and tried at once (a missing right or a full disk is an error here, before any worker);
   // "" = a folder in the temporary directory, made when it is first needed and removed with this object or by the
   // guard; "/dev/null" = no files at all. Errors: system or not_found, with the path and what to do.
+  // host: "" = one node.
   static Result<std::shared_ptr<LogTree>> open(const std::string& log_dir, const std::string& run_id,
-                                               std::shared_ptr<Guard> guard);
+                                               std::shared_ptr<Guard> guard, const std::string& host = "");
   // Would open() take it? What it makes to find out it removes again. Errors: as open().
   static Result<void> try_out(const std::string& log_dir);
   ~LogTree();
@@ -47,7 +49,7 @@ class LogTree {
 
  private:
   LogTree() = default;
-  Result<void> make_root(const std::string& parent, const std::string& run_id);
+  Result<void> make_root(const std::string& parent, const std::string& run_id, const std::string& host);
 
   std::string root_;
   std::string run_id_;

@@ -2,14 +2,18 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
+#include <filesystem>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "common/exit_code.h"
 #include "common/guarded_main.h"
+#include "common/inherited_state.h"
 #include "common/log.h"
 #include "common/options.h"
 #include "common/standard_fds.h"
@@ -31,6 +35,13 @@ std::string own_folder() {
   return std::string(whole.substr(0, whole.rfind('/')));
 }
 
+// Workers start where we do, but the words that name it should stay true elsewhere.
+std::string absolute_folder(std::string_view folder) {
+  std::error_code failure;
+  const auto path = std::filesystem::absolute(folder, failure).lexically_normal();
+  return failure ? "" : path.string();
+}
+
 HostFacts host_facts() {
   HostFacts facts;
   facts.gpu_count = []() -> Result<std::int64_t> {
@@ -44,7 +55,11 @@ HostFacts host_facts() {
     }
     return count;
   };
-  facts.cpu_count = [] { return cpu_budget().affinity; };
+  facts.cpu_count = [] { return cpu_budget().usable(); };
+  for (const char* const* entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view variable(*entry);
+    facts.variables.emplace_back(variable.substr(0, variable.find('=')));
+  }
   return facts;
 }
 
@@ -66,21 +81,45 @@ Error with_hint(Error error) {
 }
 
 int usage_error(const std::string& program, const Error& error) {
-  fmt::print(stderr, "{}: {}\n", program, error.message());
+  say(fmt::format("{}: {}", program, usage_sentence(error.message())));
   return exit_code::kUsage;
 }
 
+// What came with our start and shapes the job, in words.
+void take_over(const InheritedState& state, const InheritedSignals& inherited, LaunchOptions& options) {
+  if (state.no_working_directory) {
+    options.warnings.emplace_back(
+        "the working directory was removed: no relative name is found, and the workers start there too; cd to one that "
+        "exists");
+  }
+  const auto handles = [&options](int number) {
+    const auto& handled = options.signals_to_handle;
+    return std::find(handled.begin(), handled.end(), number) != handled.end();
+  };
+  if (inherited.ignored(SIGTERM) && handles(SIGTERM)) {
+    options.warnings.emplace_back(
+        "SIGTERM was ignored when this started (a trap '' TERM of a script?): it ends neither the job nor its workers; "
+        "SIGINT and ddpctl stop do");
+  }
+  if (state.alarm.count() == 0 || inherited.ignored(SIGALRM)) return;
+  if (!handles(SIGALRM)) options.signals_to_handle.push_back(SIGALRM);
+  options.warnings.push_back(fmt::format(
+      "an alarm that was set before our start rings in {:.1f} s: SIGALRM ends the job then, as SIGTERM would",
+      static_cast<double>(state.alarm.count()) / 1000));
+}
+
 int run(int argc, char** argv) {
-  open_standard_fds();
-  LaunchContext context;  // takes the signals' state first of all
-  ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGCHLD, SIG_DFL);  // a parent that ignores it would break every wait
+  LaunchContext context;  // takes the signals' state first of all, for the workers
+  const InheritedState inherited = settle_inherited_state();
 
   const std::string_view called = argc > 0 ? argv[0] : "ddprun";
   const bool legacy = called.substr(called.rfind('/') + 1) == "ddprun-launch";
   const Flavour flavour = legacy ? Flavour::launch : Flavour::run;
   context.program_name = legacy ? "ddprun-launch" : "ddprun";
   context.own_folder = own_folder();
+  if (const auto slash = called.rfind('/'); slash != std::string_view::npos) {
+    context.called_folder = absolute_folder(called.substr(0, slash));
+  }
 
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const auto& table = option_table(flavour);
@@ -100,6 +139,7 @@ int run(int argc, char** argv) {
   auto options = make_launch_options(*parsed, flavour, environment, host_facts());
   if (!options) return usage_error(context.program_name, options.error());
   log_init(context.program_name, log_level(options->log_level));
+  take_over(inherited, context.inherited, *options);
   context.services = make_embedded_services();
   return launch(std::move(*options), std::move(context));
 }

@@ -405,10 +405,17 @@ Result<void> read_workers(const ParsedOptions& parsed, LaunchOptions& out) {
     if (!limits) return bad(parsed.source("worker-limit"), limits.error().message());
     out.limits.insert(out.limits.end(), limits->begin(), limits->end());
   }
-  const auto& stdin_policy = parsed.text("stdin");
-  out.stdin_policy = stdin_policy == "all"    ? LaunchOptions::Stdin::all
-                     : stdin_policy == "none" ? LaunchOptions::Stdin::none
-                                              : LaunchOptions::Stdin::first;
+  out.signal_group = parsed.text("signal-scope") == "group";
+  const auto& leftovers = parsed.text("leftovers");
+  out.leftovers = leftovers == "wait" ? Leftovers::wait : leftovers == "keep" ? Leftovers::keep : Leftovers::end;
+  auto stdin_policy = parse_stdin_policy(parsed.text("stdin"));
+  if (!stdin_policy) return bad(parsed.source("stdin"), stdin_policy.error().message());
+  out.stdin_policy = *stdin_policy;
+  if (out.stdin_policy.kind == StdinPolicy::Kind::one && out.stdin_policy.rank.value >= out.nproc) {
+    return bad(parsed.source("stdin"),
+               fmt::format("there is no local rank {}: this node has {} {}", out.stdin_policy.rank.value, out.nproc,
+                           out.nproc == 1 ? "worker" : "workers"));
+  }
   out.numa_binding = parsed.text("numa-binding");
   out.virtual_local_rank = parsed.flag("virtual-local-rank");
   if (out.virtual_local_rank && !out.devices.empty() && std::int64_t(out.devices.size()) < out.nproc) {
@@ -426,6 +433,13 @@ Result<void> read_program(const ParsedOptions& parsed, Flavour flavour, LaunchOp
   if (out.program.empty()) return Error(Errc::invalid_argument, "the program's name is empty");
   out.arguments.assign(parsed.rest().begin() + 1, parsed.rest().end());
   out.module = parsed.flag("module");
+  if (out.module && out.program.ends_with('\r')) {
+    return bad(parsed.source("module"), fmt::format("'{}' ends in a carriage return", out.program));
+  }
+  if (!out.arguments.empty() && out.arguments.back().ends_with('\r')) {  // it is the program's own, and may be meant
+    out.warnings.push_back(usage_sentence(
+        fmt::format("the program's last argument, '{}', ends in a carriage return", out.arguments.back())));
+  }
   out.no_python = parsed.flag("no-python");
   out.run_path = parsed.flag("run-path");
   if (out.run_path) {  // as torchrun: --run-path beats both
@@ -502,6 +516,27 @@ Result<void> read_supervision(const ParsedOptions& parsed, const EnvLookup& env,
   return {};
 }
 
+// What torchrun does for a variable and we do not is said, once.
+void read_torch_variables(const HostFacts& host, LaunchOptions& out) {
+  std::vector<std::string> known = worker_env_names();  // of an outer launcher, or left over from one; we set our own
+  known.insert(known.end(), {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCHELASTIC_SIGNALS_TO_HANDLE"});
+  for (const auto& name : host.variables) {
+    if (!name.starts_with("TORCHELASTIC_") && name != "TORCH_ELASTIC_WORKER_IDENTICAL") continue;
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    const auto near = nearest_name(name, known);
+    out.warnings.push_back(usage_sentence(fmt::format(
+        "the variable {} has no effect on this launcher{}", name,
+        name == "TORCHELASTIC_ENABLE_FILE_TIMER" || name == "TORCHELASTIC_TIMER_FILE"
+            ? ": it has no file timer, so a worker's torch.distributed.elastic.timer ends nobody"
+        : name == "TORCHELASTIC_HEALTH_CHECK_PORT" ? ": it has no health check; ddpctl status says how the job is"
+        : name == "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+            ? ": it does not look for workers that hang in the kernel while they run"
+        : name == "TORCH_ELASTIC_WORKER_IDENTICAL" ? ": ranks are always numbered by the rendezvous"
+        : near                                     ? fmt::format(" (did you mean {}?)", *near)
+                                                   : std::string())));
+  }
+}
+
 // --log-level, else LOGLEVEL (torchrun's variable, Python's names), else info.
 Result<void> read_log_level(const ParsedOptions& parsed, const EnvLookup& env, LaunchOptions& out) {
   const bool own = parsed.given("log-level");
@@ -511,6 +546,7 @@ Result<void> read_log_level(const ParsedOptions& parsed, const EnvLookup& env, L
   if (word == "warn") word = "warning";
   if (word == "debug" || word == "info" || word == "warning" || word == "error") {
     out.log_level = word;
+    out.log_level_given = true;
   } else if (own) {
     return bad(parsed.source("log-level"), fmt::format("'{}' is none of debug, info, warning, error", word));
   }
@@ -549,6 +585,7 @@ Result<LaunchOptions> make_launch_options(const ParsedOptions& parsed, Flavour f
   if (auto done = read_signals(parsed, out); !done) return std::move(done).error();
   if (auto done = read_workers(parsed, out); !done) return std::move(done).error();
   if (auto done = read_supervision(parsed, env, out); !done) return std::move(done).error();
+  read_torch_variables(host, out);
   return out;
 }
 

@@ -12,7 +12,9 @@
 #include "common/options.h"
 #include "common/result.h"
 #include "common/types.h"
+#include "launcher/leftover_plan.h"
 #include "launcher/output.h"
+#include "launcher/stdin_policy.h"
 
 // Flags and PET_* variables -> LaunchOptions: checked values, nothing done yet. Pure: the environment and the host's
 // facts (device counts) come in as arguments.
@@ -83,7 +85,9 @@ struct LaunchOptions {
   std::vector<std::string> devices;                              // --devices; empty = as inherited
   std::string numa_binding;                                      // "", node, socket, exclusive, core-complex
   bool virtual_local_rank = false;
-  enum class Stdin { first, all, none } stdin_policy = Stdin::first;
+  bool signal_group = false;  // --signal-scope=group
+  Leftovers leftovers = Leftovers::end;
+  StdinPolicy stdin_policy;
 
   // supervision
   std::vector<int> signals_to_handle;   // end the job
@@ -98,6 +102,7 @@ struct LaunchOptions {
   OutputPolicy output;
   LogOptions logs;
   std::string log_level = "info";
+  bool log_level_given = false;
 
   // Things the user should hear once, before the start ("unknown --rdzv-conf key 'jion_timeout' ...").
   std::vector<std::string> warnings;
@@ -107,7 +112,8 @@ struct LaunchOptions {
 // What the host has, asked only when an option needs it; device.h and cpu_budget.h have the real answers.
 struct HostFacts {
   std::function<Result<std::int64_t>()> gpu_count;  // error: why GPUs cannot be counted (no driver library, ...)
-  std::function<std::int64_t()> cpu_count;          // CPUs in our affinity mask
+  std::function<std::int64_t()> cpu_count;          // CPUs that we may use
+  std::vector<std::string> variables;               // names of all variables of our environment
 };
 
 // The option table of either program: help, README, PET_* variables and parsing come from it.

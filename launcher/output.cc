@@ -3,6 +3,8 @@
 #include <array>
 #include <utility>
 
+#include "common/printable.h"
+
 namespace ddprun::launcher {
 
 int StreamChoice::of(LocalRank rank) const {
@@ -14,8 +16,10 @@ int StreamChoice::of(LocalRank rank) const {
 std::string fill_prefix(std::string_view prefix_template, std::string_view role_name, LocalRank local_rank, Rank rank,
                         std::string_view host_name) {
   const std::string local = std::to_string(local_rank.value), global = std::to_string(rank.value);
+  // Colours of the template are the user's wish; those of a name are not.
+  const std::string role = printable(role_name), host = printable(host_name);
   const std::array<std::pair<std::string_view, std::string_view>, 4> macros{
-      {{"${role_name}", role_name}, {"${local_rank}", local}, {"${rank}", global}, {"${hostname}", host_name}}};
+      {{"${role_name}", role}, {"${local_rank}", local}, {"${rank}", global}, {"${hostname}", host}}};
   if (prefix_template.empty()) prefix_template = "[${role_name}${local_rank}]:";
   std::string out;
   while (!prefix_template.empty()) {

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <boost/asio/post.hpp>
 #include <cerrno>
@@ -23,7 +24,7 @@
 #include <utility>
 
 #include "common/clock.h"
-#include "launcher/line_mixer.h"
+#include "launcher/output_console.h"
 
 namespace asio = boost::asio;
 
@@ -31,82 +32,14 @@ namespace ddprun::launcher {
 namespace {
 
 constexpr std::size_t kReadBytes = 256 * 1024;
-constexpr std::size_t kConsoleBytes = 1024 * 1024;  // what waits for a console; more makes streams lag or pause
+// What a dead worker's helpers may still add to its output, beside what was on its way.
+constexpr std::uint64_t kAfterEndBytes = 16 << 20;
+// Patience with a console that takes nothing, times this: the patience with one that takes little.
+constexpr int kTricklePatience = 4;
 constexpr std::uint64_t kWakeId = ~0ULL;
 constexpr std::uint64_t kConsoleId = ~0ULL - 2;  // and the next one
 
 std::string error_text(int number) { return std::error_code(number, std::generic_category()).message(); }
-
-// A destination of ours. Never blocks the thread where the kernel lets us avoid it.
-struct Console {
-  int fd = -1;
-  UniqueFd own;               // the same pipe or terminal opened once more, so that O_NONBLOCK is ours alone
-  bool never_blocks = false;  // a regular file or the like: written directly
-  bool terminal = false;
-  bool closed = false;  // the reader is gone
-  int broken = 0;       // errno of another reason, not said yet
-  bool armed = false;   // epoll waits for room
-  std::string queue;
-  std::size_t written = 0;  // of queue
-  TimePoint last_progress;
-  std::uint64_t lost_bytes = 0;
-  std::optional<LineMixer> mixer;
-
-  void open(int descriptor) {
-    fd = descriptor;
-    terminal = ::isatty(fd) == 1;
-    mixer.emplace(terminal);
-    struct stat status = {};
-    if (::fstat(fd, &status) != 0) {
-      closed = true;
-      return;
-    }
-    if (S_ISFIFO(status.st_mode) || terminal) {
-      const std::string self = "/proc/self/fd/" + std::to_string(fd);
-      own.reset(::open(self.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-    } else if (!S_ISSOCK(status.st_mode)) {
-      never_blocks = true;
-    }
-  }
-  int target() const { return own ? own.get() : fd; }
-  std::size_t waiting() const { return queue.size() - written; }
-  bool full() const { return waiting() >= kConsoleBytes; }
-
-  // Writes what can be written without blocking.
-  void flush(TimePoint now) {
-    while (!closed && waiting() > 0) {
-      std::size_t size = waiting();
-      if (!own && !never_blocks) {
-        // Not ours to make non-blocking. A write of at most PIPE_BUF after POLLOUT does not block.
-        pollfd room{fd, POLLOUT, 0};
-        if (::poll(&room, 1, 0) <= 0) break;
-        size = std::min<std::size_t>(size, 4096);
-      }
-      const ssize_t n = ::write(target(), queue.data() + written, size);
-      if (n < 0) {
-        if (errno == EINTR) continue;
-        if (errno == EAGAIN) break;
-        closed = true;  // EPIPE, EIO: nobody reads any more. The job goes on without its console.
-        if (errno != EPIPE && errno != EIO) broken = errno;
-        break;
-      }
-      written += static_cast<std::size_t>(n);
-      last_progress = now;
-    }
-    if (closed) {
-      lost_bytes += waiting();
-      written = queue.size();
-    }
-    if (written == queue.size()) {
-      queue.clear();
-      written = 0;
-      if (queue.capacity() > 4 * kConsoleBytes) queue.shrink_to_fit();
-    } else if (written > kConsoleBytes) {
-      queue.erase(0, written);
-      written = 0;
-    }
-  }
-};
 
 struct Pump {
   OutputHub::Stream stream;
@@ -121,10 +54,12 @@ struct Pump {
   bool paused = false;     // not in epoll: the console is full and there is no file to go on with
   bool ended = false;      // the source is at its end
   bool finishing = false;  // finish() was called
+  bool last_call = false;  // source_limit is over: `budget` is what was in the pipe then
   TimePoint source_limit;
+  std::uint64_t budget = 0;  // finishing: what may still be read
 
   bool has_file() const { return static_cast<bool>(stream.file); }
-  bool console_full() const { return console != nullptr && !console->closed && !has_file() && console->full(); }
+  bool console_full() const { return console != nullptr && console->takes() && !has_file() && console->full(); }
   bool lagging() const { return console != nullptr && has_file() && shown_bytes < file_bytes; }
 };
 
@@ -138,10 +73,8 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
         policy_(std::move(policy)),
         on_ended_(std::move(on_ended)),
         on_problem_(std::move(on_problem)),
-        patience_(policy_.console_patience) {
-    consoles_[0].open(policy_.console_stdout);
-    consoles_[1].open(policy_.console_stderr);
-  }
+        patience_(policy_.console_patience),
+        consoles_{Console(policy_.console_stdout), Console(policy_.console_stderr)} {}
 
   const Console& console(Target target) const { return consoles_[target == Target::console_stdout ? 0 : 1]; }
 
@@ -162,8 +95,10 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     command([this, id, limit] {
       const auto found = pumps_.find(id);
       if (found == pumps_.end()) return;
-      found->second->finishing = true;
-      found->second->source_limit = SteadyClock::now() + limit;
+      Pump& pump = *found->second;
+      pump.finishing = true;
+      pump.source_limit = SteadyClock::now() + limit;
+      pump.budget = kAfterEndBytes + unread(pump);
     });
   }
 
@@ -180,8 +115,8 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     command([this] {
       for (auto& [id, pump] : pumps_) {
         winsize size = {};
-        if (pump->console != nullptr && pump->console->terminal && ::isatty(pump->stream.source.get()) == 1 &&
-            ::ioctl(pump->console->fd, TIOCGWINSZ, &size) == 0) {
+        if (pump->console != nullptr && pump->console->out.is_terminal() && ::isatty(pump->stream.source.get()) == 1 &&
+            ::ioctl(pump->console->out.poll_fd(), TIOCGWINSZ, &size) == 0) {
           ::ioctl(pump->stream.source.get(), TIOCSWINSZ, &size);
         }
       }
@@ -201,6 +136,15 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     }
     if (!thread_.joinable()) return;
     wake();
+    {
+      // It hangs in a write to a terminal that could not be opened again, or to a dead file system: it keeps what it
+      // needs and is left to itself.
+      std::unique_lock lock(mutex_);
+      if (!all_ended_.wait_for(lock, std::chrono::seconds(2), [this] { return thread_done_; })) {
+        thread_.detach();
+        return;
+      }
+    }
     thread_.join();
     for (auto& run : commands_) run();  // frees what was never taken
     commands_.clear();
@@ -222,7 +166,7 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
       sigset_t all, before;
       ::sigfillset(&all);
       ::pthread_sigmask(SIG_BLOCK, &all, &before);
-      thread_ = std::thread([this] { live(); });
+      thread_ = std::thread([self = shared_from_this()] { self->live(); });
       ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     } else {
       wake();
@@ -249,7 +193,11 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
       std::vector<std::function<void()>> todo;
       {
         const std::lock_guard lock(mutex_);
-        if (stopping_) return;
+        if (stopping_) {
+          thread_done_ = true;
+          all_ended_.notify_all();
+          return;
+        }
         todo.swap(commands_);
       }
       for (auto& run : todo) run();
@@ -267,7 +215,14 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
       [[maybe_unused]] const ssize_t n = ::read(wake_fd_.get(), &count, sizeof count);
       return;
     }
-    if (event.data.u64 >= kConsoleId) return;  // serve() flushes
+    if (event.data.u64 >= kConsoleId) {  // serve() flushes
+      Console& console = consoles_[event.data.u64 - kConsoleId];
+      if (!console.stuck || finishing_on(console)) return;
+      const std::uint64_t lost = console.resume();
+      problem(std::string(name_of(console)) + " takes output again; " + std::to_string(lost) +
+              " bytes of workers' output are missing there");
+      return;
+    }
     const auto found = pumps_.find(static_cast<int>(event.data.u64));
     if (found != pumps_.end()) read_some(*found->second);
   }
@@ -275,7 +230,7 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
   void take(std::unique_ptr<Pump> pump) {
     if (pump->stream.target != Target::none) {
       pump->console = &consoles_[pump->stream.target == Target::console_stdout ? 0 : 1];
-      pump->mixer_id = pump->console->mixer->add(pump->stream.prefix);
+      pump->mixer_id = pump->console->mixer.add(pump->stream.prefix);
     }
     watch(pump->stream.source.get(), EPOLLIN, static_cast<std::uint64_t>(pump->id));
     pumps_.emplace(pump->id, std::move(pump));
@@ -284,13 +239,19 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
   // One read; level-triggered, so that a loud stream does not starve the others. False: nothing there now.
   bool read_some(Pump& pump) {
     if (pump.ended || pump.paused) return false;
-    const ssize_t n = ::read(pump.stream.source.get(), buffer_.data(), buffer_.size());
+    const std::size_t most = pump.finishing ? std::min<std::uint64_t>(pump.budget, buffer_.size()) : buffer_.size();
+    if (most == 0) {
+      cut(pump);
+      return false;
+    }
+    const ssize_t n = ::read(pump.stream.source.get(), buffer_.data(), most);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) return errno == EINTR;
     if (n <= 0) {  // EIO: all have closed the pty
       end_source(pump);
       return false;
     }
     const std::string_view bytes(buffer_.data(), static_cast<std::size_t>(n));
+    if (pump.finishing) pump.budget -= bytes.size();
     remember(pump, bytes);
     if (pump.stream.filter) filter(pump, bytes);
     for (std::string_view rest = bytes; !rest.empty();) {
@@ -319,7 +280,7 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     const bool was_lagging = pump.lagging();
     const bool in_file = pump.has_file() && append(pump, bytes);
     if (pump.console == nullptr) return;
-    if (pump.console->closed) {
+    if (!pump.console->takes()) {
       pump.console->lost_bytes += bytes.size();
       pump.shown_bytes = pump.file_bytes;
       return;
@@ -327,6 +288,21 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     if (in_file && (was_lagging || pump.console->full())) return;  // later, from the file
     show(pump, bytes);
     if (in_file) pump.shown_bytes = pump.file_bytes;
+  }
+
+  static std::uint64_t unread(const Pump& pump) {
+    int bytes = 0;
+    return ::ioctl(pump.stream.source.get(), FIONREAD, &bytes) == 0 && bytes > 0 ? static_cast<std::uint64_t>(bytes)
+                                                                                 : 0;
+  }
+
+  // Who still writes has outlived the worker and was not found: its output would have no end.
+  void cut(Pump& pump) {
+    if (unread(pump) > 0) {
+      problem(pump.stream.name +
+              ": a process that outlived the worker still writes to it; what it writes from here on " + "is not kept");
+    }
+    end_source(pump);
   }
 
   void end_source(Pump& pump) {
@@ -344,7 +320,7 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
   }
 
   void show(Pump& pump, std::string_view bytes) {
-    pump.console->mixer->feed(pump.mixer_id, bytes, SteadyClock::now(), pump.console->queue);
+    pump.console->mixer.feed(pump.mixer_id, bytes, SteadyClock::now(), pump.console->queue);
   }
 
   void problem(std::string sentence) {
@@ -372,7 +348,7 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
         pump.file_broken = true;
         pump.file_bytes += done;
         // What did get into the file is shown from there; the rest of this piece has no other way.
-        if (pump.console != nullptr && !pump.console->closed) {
+        if (pump.console != nullptr && pump.console->takes()) {
           catch_up(pump, true);
           show(pump, bytes.substr(done));
         }
@@ -453,17 +429,17 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
 
     for (Console& console : consoles_) {
       if (console.waiting() == 0) console.last_progress = now;
-      console.mixer->flush_idle(now, console.queue);
+      console.mixer.flush_idle(now, console.queue);
       console.flush(now);
     }
     for (auto& [id, pump] : pumps_) {
       Console* const console = pump->console;
       if (console == nullptr) continue;
-      if (console->closed) pump->shown_bytes = pump->file_bytes;
+      if (!console->takes()) pump->shown_bytes = pump->file_bytes;
       if (pump->lagging()) catch_up(*pump, false);
       // Without a (working) file the worker itself has to wait, as it would on a stopped terminal.
       const bool only_console = !pump->has_file() || pump->file_broken;
-      pause(*pump, only_console && console->full() && !console->closed);
+      pause(*pump, only_console && console->full() && console->takes());
     }
     for (Console& console : consoles_) console.flush(now);
     for (auto& [id, pump] : pumps_) {
@@ -476,15 +452,17 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
       if (!pump->finishing) continue;
       if (!pump->ended) {
         if (now >= pump->source_limit && !pump->paused) {
-          while (read_some(*pump) && !pump->console_full()) {
+          if (!std::exchange(pump->last_call, true)) pump->budget = std::min(pump->budget, unread(*pump));
+          while (!pump->console_full() && read_some(*pump)) {
           }
-          if (!pump->console_full()) end_source(*pump);
+          if (!pump->console_full()) cut(*pump);
         }
-        if (!pump->ended) at(std::max(pump->source_limit, now + std::chrono::milliseconds(pump->paused ? 50 : 1)));
+        // A paused one goes on when its console has room again.
+        if (!pump->ended && !pump->paused) at(std::max(pump->source_limit, now + std::chrono::milliseconds(1)));
       }
       if (pump->ended && !pump->lagging()) {
         if (pump->mixer_id >= 0) {
-          pump->console->mixer->finish(pump->mixer_id, pump->console->queue);
+          pump->console->mixer.finish(pump->mixer_id, pump->console->queue);
           pump->mixer_id = -1;
           pump->console->flush(now);
         }
@@ -496,23 +474,27 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     }
     for (std::size_t i = 0; i < 2; ++i) {
       Console& console = consoles_[i];
-      const bool want = console.waiting() > 0;
-      if (want && finishing_on(console)) {
-        if (now >= console.last_progress + patience_) {
-          give_up(console);
-          at(now);
-        } else {
-          at(console.last_progress + patience_);
-        }
+      const bool only_waits = finishing_on(console);
+      if (console.waiting() > 0 && only_waits) {
+        if (all_finish_on(console) && !console.waited_for_since) console.waited_for_since = now;
+        const TimePoint idle_limit = console.last_progress + patience_;
+        const TimePoint limit = console.waited_for_since
+                                    ? std::min(idle_limit, *console.waited_for_since + kTricklePatience * patience_)
+                                    : idle_limit;
+        if (now >= limit) give_up(console);
+        at(std::max(now, limit));
       }
+      if (!all_finish_on(console)) console.waited_for_since.reset();
+      // One that was given up is taken on again by what comes later.
+      const bool want = console.waiting() > 0 || (console.stuck && !only_waits);
       if (want && !console.armed) {
-        watch(console.target(), EPOLLOUT, kConsoleId + i);
+        watch(console.out.poll_fd(), EPOLLOUT, kConsoleId + i);
         console.armed = true;
       } else if (!want && console.armed) {
-        unwatch(console.target());
+        unwatch(console.out.poll_fd());
         console.armed = false;
       }
-      if (const auto flush = console.mixer->next_flush()) at(*flush);
+      if (const auto flush = console.mixer.next_flush()) at(*flush);
     }
     for (const int id : done) {
       Ended ended;
@@ -537,23 +519,28 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     });
   }
 
-  // It took nothing for the whole patience while we only wait for it.
+  bool all_finish_on(const Console& console) const {
+    return std::all_of(pumps_.begin(), pumps_.end(), [&console](const auto& entry) {
+      return entry.second->console != &console || entry.second->finishing;
+    });
+  }
+
+  const char* name_of(const Console& console) const {
+    return &console == consoles_.data() ? "standard output" : "standard error";
+  }
+
+  // It took nothing, or next to nothing, while we only wait for it.
   void give_up(Console& console) {
-    std::uint64_t lost = console.waiting();
-    console.queue.clear();
-    console.written = 0;
-    console.closed = true;
+    std::uint64_t lost = console.give_up();
     for (auto& [id, pump] : pumps_) {
       if (pump->console != &console) continue;
-      lost += pump->file_bytes - pump->shown_bytes;
+      lost += pump->file_bytes - std::min(pump->file_bytes, pump->shown_bytes);
       pump->shown_bytes = pump->file_bytes;
       pause(*pump, false);
     }
-    console.lost_bytes += lost;
-    if (&console == &consoles_[0]) {
-      problem("standard output took nothing for " + std::to_string(patience_.count()) + " ms: " + std::to_string(lost) +
-              " bytes of workers' output are not shown there");
-    }
+    console.lost_bytes = lost;
+    problem(std::string(name_of(console)) + " took too little for " + std::to_string(patience_.count()) +
+            " ms and more: " + std::to_string(lost) + " bytes of workers' output are not shown there");
   }
 
   const asio::any_io_executor executor_;
@@ -565,6 +552,7 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
   std::mutex mutex_;
   std::vector<std::function<void()>> commands_;  // guarded by mutex_
   bool stopping_ = false;                        // guarded by mutex_
+  bool thread_done_ = false;                     // guarded by mutex_
   int open_streams_ = 0;                         // guarded by mutex_
   std::condition_variable all_ended_;
   std::atomic<bool> orphaned_ = false;  // our owner is gone
@@ -575,7 +563,7 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
   std::chrono::milliseconds patience_;
   std::vector<char> buffer_;
   std::vector<char> buffer2_ = std::vector<char>(64 * 1024);
-  Console consoles_[2];
+  std::array<Console, 2> consoles_;
   std::map<int, std::unique_ptr<Pump>> pumps_;
 };
 
@@ -591,6 +579,8 @@ void OutputHub::finish(int id, std::chrono::milliseconds limit) { impl_->finish(
 bool OutputHub::wait_until_ended(std::chrono::milliseconds limit) { return impl_->wait_until_ended(limit); }
 void OutputHub::set_console_patience(std::chrono::milliseconds patience) { impl_->set_patience(patience); }
 void OutputHub::copy_window_size() { impl_->copy_window_size(); }
-bool OutputHub::is_terminal(Target target) const { return target != Target::none && impl_->console(target).terminal; }
+bool OutputHub::is_terminal(Target target) const {
+  return target != Target::none && impl_->console(target).out.is_terminal();
+}
 
 }  // namespace ddprun::launcher

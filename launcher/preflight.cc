@@ -14,6 +14,10 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
 
 #include "common/clock.h"
 #include "common/exit_code.h"
@@ -58,6 +62,29 @@ std::vector<std::string> interface_names() {
   return out;
 }
 
+// nullopt: there is none.
+std::optional<std::uint64_t> soft_limit(__rlimit_resource resource) {
+  rlimit limit{};
+  if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  return limit.rlim_cur;
+}
+
+std::int64_t threads_of_user(uid_t user) {
+  std::int64_t count = 0;
+  std::error_code failure;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", failure)) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream status(entry.path() / "status");
+    bool ours = false;
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("Uid:")) ours = std::strtoul(line.c_str() + 4, nullptr, 10) == user;
+      if (ours && line.starts_with("Threads:")) count += std::strtol(line.c_str() + 8, nullptr, 10);
+    }
+  }
+  return count;
+}
+
 std::string megabytes(std::uint64_t bytes) { return fmt::format("{} MiB", bytes / kMiB); }
 
 class Judge {
@@ -74,6 +101,7 @@ class Judge {
     name();
     interface();
     limits();
+    inherited_limits();
     std::stable_sort(findings_.begin(), findings_.end(),
                      [](const Finding& a, const Finding& b) { return a.level > b.level; });
     return std::move(findings_);
@@ -162,11 +190,14 @@ class Judge {
     add(Level::ok, "open files", fmt::format("limit {}", host_.open_files_soft));
   }
 
+  // Threads count too, and a worker of PyTorch has a dozen before its first step.
   void processes() {
-    if (host_.processes_soft > 0 && host_.processes_soft < options_.nproc + 16) {
+    const std::int64_t left = host_.processes_soft - host_.processes_in_use;
+    if (host_.processes_soft > 0 && left < options_.nproc * 12 + 16) {
       add(Level::warning, "processes",
-          fmt::format("the limit is {} for this user, and {} workers are to be started (ulimit -u)",
-                      host_.processes_soft, options_.nproc));
+          fmt::format("the limit is {} processes and threads for this user, {} are there already and {} worker{} with "
+                      "their threads are to be started; raise it with ulimit -u",
+                      host_.processes_soft, host_.processes_in_use, options_.nproc, options_.nproc == 1 ? "" : "s"));
       return;
     }
     add(Level::ok, "processes",
@@ -192,6 +223,13 @@ class Judge {
           fmt::format("/dev/shm has {} (the default of containers): NCCL and data loaders with workers need more "
                       "(docker --shm-size=1g, Kubernetes: an emptyDir of medium Memory)",
                       megabytes(*host_.shm_size_bytes)));
+      return;
+    }
+    if (options_.nproc > 1 && host_.shm_free_bytes && *host_.shm_free_bytes < 64 * kMiB) {
+      add(Level::warning, "shared memory",
+          fmt::format("/dev/shm has {}, of which {} are free: what jobs that were killed left may lie there "
+                      "(ls -l /dev/shm)",
+                      megabytes(*host_.shm_size_bytes), megabytes(*host_.shm_free_bytes)));
       return;
     }
     add(Level::ok, "shared memory", megabytes(*host_.shm_size_bytes));
@@ -225,6 +263,34 @@ class Judge {
       return;
     }
     add(Level::ok, "network interface", options_.network_interface);
+  }
+
+  // Limits of the shell that the workers inherit and that end them late, in the middle of the work.
+  void inherited_limits() {
+    if (host_.file_size_bytes) {
+      add(Level::warning, "file size",
+          fmt::format("no file of the workers may be larger than {} bytes, checkpoints and logs included; ulimit -f "
+                      "unlimited",
+                      *host_.file_size_bytes));
+    }
+    if (host_.cpu_seconds) {
+      add(Level::warning, "CPU time",
+          fmt::format(
+              "a worker is ended after {} s of CPU time; ulimit -t unlimited (login nodes set it: is this one?)",
+              *host_.cpu_seconds));
+    }
+    if (host_.address_space_bytes && host_.gpus.value_or(0) > 0) {
+      add(Level::warning, "address space",
+          fmt::format("the limit is {}, and CUDA reserves far more than it uses: a worker may fail at its first CUDA "
+                      "call; ulimit -v unlimited",
+                      megabytes(*host_.address_space_bytes)));
+    }
+    if (host_.infiniband && host_.locked_memory_bytes && *host_.locked_memory_bytes < 1024 * kMiB) {
+      add(Level::warning, "locked memory",
+          fmt::format("the limit is {}, and NCCL locks its buffers for the RDMA devices that are here; ulimit -l "
+                      "unlimited (systemd, Slurm: LimitMEMLOCK=infinity of the daemon)",
+                      megabytes(*host_.locked_memory_bytes)));
+    }
   }
 
   void limits() {
@@ -284,11 +350,22 @@ HostState look_around(const std::string& log_dir) {
     host.open_files_hard = static_cast<std::int64_t>(std::min<rlim_t>(limit.rlim_max, 1'000'000'000));
   }
   if (::getrlimit(RLIMIT_NPROC, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && ::geteuid() != 0) {
-    host.processes_soft = static_cast<std::int64_t>(limit.rlim_cur);
+    constexpr rlim_t kLow =
+        4096;  // above that nobody is near it, and counting would cost the start a look at all of /proc
+    host.processes_soft = static_cast<std::int64_t>(std::min<rlim_t>(limit.rlim_cur, 1'000'000'000));
+    if (limit.rlim_cur < kLow) host.processes_in_use = threads_of_user(::getuid());
   }
+  host.file_size_bytes = soft_limit(RLIMIT_FSIZE);
+  host.address_space_bytes = soft_limit(RLIMIT_AS);
+  host.cpu_seconds = soft_limit(RLIMIT_CPU);
+  if (::geteuid() != 0) host.locked_memory_bytes = soft_limit(RLIMIT_MEMLOCK);
+  host.infiniband = ::access("/dev/infiniband/uverbs0", F_OK) == 0;
   if (!log_dir.empty() && log_dir != "/dev/null") host.log_dir_free_bytes = free_bytes(log_dir);
   struct statvfs shm {};
-  if (::statvfs("/dev/shm", &shm) == 0) host.shm_size_bytes = static_cast<std::uint64_t>(shm.f_blocks) * shm.f_frsize;
+  if (::statvfs("/dev/shm", &shm) == 0) {
+    host.shm_size_bytes = static_cast<std::uint64_t>(shm.f_blocks) * shm.f_frsize;
+    host.shm_free_bytes = static_cast<std::uint64_t>(shm.f_bavail) * shm.f_frsize;
+  }
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) == 0) host.host_name = name.data();
   host.interfaces = interface_names();

@@ -30,9 +30,16 @@ struct HostState {
   std::int64_t usable_cpus = 1;
   std::int64_t online_cpus = 1;
   std::int64_t open_files_soft = 0, open_files_hard = 0;
-  std::int64_t processes_soft = 0;  // RLIMIT_NPROC; 0 = no limit
+  std::int64_t processes_soft = 0;    // RLIMIT_NPROC; 0 = no limit
+  std::int64_t processes_in_use = 0;  // of them, this user's processes and threads; counted where the limit is low
+  std::optional<std::uint64_t> file_size_bytes;      // RLIMIT_FSIZE; nullopt = no limit, as in the next three
+  std::optional<std::uint64_t> address_space_bytes;  // RLIMIT_AS
+  std::optional<std::uint64_t> cpu_seconds;          // RLIMIT_CPU
+  std::optional<std::uint64_t> locked_memory_bytes;  // RLIMIT_MEMLOCK, where it counts for this user
+  bool infiniband = false;                           // there is an RDMA device, whose users lock memory
   std::optional<std::uint64_t> log_dir_free_bytes;
   std::optional<std::uint64_t> shm_size_bytes;  // of /dev/shm
+  std::optional<std::uint64_t> shm_free_bytes;
   std::string host_name;
   // Numeric, of our own name; empty = the name does not resolve; nullopt = not asked (a dead DNS takes seconds).
   std::optional<std::vector<std::string>> host_addresses;

@@ -20,9 +20,10 @@ namespace ddprun::launcher {
 
 // Taken first thing in main(): what our parent gave us and what every worker must get back (nohup!).
 struct InheritedSignals {
-  sigset_t mask;
+  sigset_t mask;  // not given back: a worker starts with nothing blocked
   struct sigaction action[NSIG];
   rlimit descriptors;  // RLIMIT_NOFILE; a launcher that serves a store raises its own
+  rlimit file_size;    // RLIMIT_FSIZE; the workers', not the flight recorders'
   InheritedSignals();
 
   bool ignored(int signal) const { return action[signal].sa_handler == SIG_IGN; }
@@ -60,7 +61,7 @@ struct SpawnSpec {
 };
 
 // Starts spec.executable in its own session. On failure no process and no descriptor is left; the error names the step
-// ("exec /x/y: Permission denied"; code not_found or system).
+// ("exec /x/y: Permission denied"; codes as WorkerGroup::start()).
 // The child shares our memory until its exec (as with vfork), so it makes system calls only. Main thread only:
 // PDEATHSIG follows the thread.
 Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited);
@@ -68,15 +69,18 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited);
 // A running child. When its owner drops it, the whole process group is killed and the child is reaped.
 class ChildProcess {
  public:
-  // Takes over a child that spawn() gave. Errors: system (no descriptor left for its pidfd); the child is killed then.
+  // Takes over a child that spawn() gave. Where the kernel has no pidfd_open (or a sandbox hides it) the child can be
+  // had, but not watched. Errors: exhausted (no descriptor left for its pidfd); the child is killed then.
   static Result<std::unique_ptr<ChildProcess>> adopt(const boost::asio::any_io_executor& executor, pid_t pid);
   virtual ~ChildProcess() = default;
 
   virtual pid_t pid() const = 0;
+  // False: when_ended() calls nobody; the owner has to look at each SIGCHLD.
+  virtual bool is_watched() const = 0;
   // Calls `handler` once when the child has ended (never, if this object goes first). It is still a zombie then: its
   // ids and its /proc entry are still its own.
   virtual void when_ended(std::function<void()> handler) = 0;
-  // After that: kills what is left of its process group, takes the exit status; does not block. Before: blocks.
+  // After that: takes the exit status; does not block. Before: blocks.
   virtual ExitStatus reap() = 0;
   // Lets go of a child that SIGKILL does not reach (stuck in the kernel): it is neither killed nor waited for again.
   // Nothing but the destructor may be called after that.

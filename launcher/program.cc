@@ -81,7 +81,8 @@ class Resolver {
     const FileInfo here = files_.look(name);
     if (here.kind == Kind::file) {
       auto program = existing_file(name, here);
-      if (program && !has_slash(name)) program->warning = hiding_warning(here);
+      if (!program || has_slash(name)) return program;
+      if (auto hiding = hiding_warning(here); !hiding.empty()) program->warning = std::move(hiding);
       return program;
     }
     if (here.kind == Kind::directory && files_.look(name + "/__main__.py").kind == Kind::file) {
@@ -141,40 +142,111 @@ class Resolver {
                        *ours);
   }
 
-  Result<std::string> python() const {
+  struct Python {
+    std::string path;
+    std::string warning;
+  };
+
+  // bin/python of an environment; "" = there is none.
+  std::string python_of(const std::string& environment) const {
+    const std::string path = environment + "/bin/python";
+    const FileInfo info = files_.look(path);
+    return info.kind == Kind::file && info.executable ? path : "";
+  }
+
+  // The environment that a program in its bin/ belongs to: a venv, or one of conda. "" = none (/usr/bin).
+  std::string environment_of(const std::string& bin_folder) const {
+    if (!bin_folder.ends_with("/bin")) return "";
+    const std::string root = bin_folder.substr(0, bin_folder.size() - 4);
+    const bool is_one = files_.look(root + "/pyvenv.cfg").kind == Kind::file ||
+                        files_.look(root + "/conda-meta").kind == Kind::directory ||
+                        (!root.empty() && env_("CONDA_PREFIX").value_or("") == root);
+    return is_one ? root : "";
+  }
+
+  static std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+  bool same(const std::string& one, const std::string& other) const {
+    const std::string id = files_.look(one).id;
+    return one == other || (!id.empty() && id == files_.look(other).id);
+  }
+
+  std::string in_path_or_empty(const char* word) const { return in_path(word).value_or(""); }
+
+  // torchrun runs with the python of its own environment, whether that is active or not; we do where we lie in one.
+  std::string own_environment() const {
+    for (const auto& folder : {request_.called_folder, request_.own_folder}) {
+      const std::string root = environment_of(folder);
+      if (!root.empty() && !python_of(root).empty()) return root;
+    }
+    return "";
+  }
+
+  // Without PYTHON_EXEC. The warning names both where the user may have meant another one.
+  Result<Python> default_python() const {
+    std::string shell = in_path_or_empty("python3");  // what the user's shell would run
+    if (shell.empty()) shell = in_path_or_empty("python");
+    const std::string active = env_("VIRTUAL_ENV").value_or("");
+    if (const std::string own = own_environment(); !own.empty()) {
+      Python out{python_of(own), ""};
+      if (!active.empty() && !same(active, own) && !python_of(active).empty()) {
+        out.warning = fmt::format(
+            "running {}, beside which this ddprun lies, not VIRTUAL_ENV's {} (PYTHON_EXEC={} "
+            "would)",
+            out.path, python_of(active), python_of(active));
+      }
+      return out;
+    }
+    if (!active.empty()) {
+      const std::string path = python_of(active);
+      if (path.empty()) {
+        if (!shell.empty()) {
+          return Python{shell,
+                        fmt::format("VIRTUAL_ENV={} has no bin/python (is it gone?): running {}", active, shell)};
+        }
+      } else if (shell.empty() || same(folder_of(shell), folder_of(path))) {
+        return Python{path, ""};
+      } else if (!environment_of(folder_of(shell)).empty()) {
+        return Python{shell, fmt::format("running {} of PATH, as your shell does; VIRTUAL_ENV names another "
+                                         "environment, {} (unset it, or set PYTHON_EXEC)",
+                                         shell, active)};
+      } else {
+        return Python{path, fmt::format("running {} of VIRTUAL_ENV; python of PATH is {} (activate the environment, "
+                                        "unset VIRTUAL_ENV or set PYTHON_EXEC)",
+                                        path, shell)};
+      }
+    }
+    if (!shell.empty()) return Python{shell, ""};
+    return Error(Errc::not_found,
+                 "no python found: neither PYTHON_EXEC nor VIRTUAL_ENV is set, and PATH has no python3 and no python");
+  }
+
+  Result<Python> python() const {
     if (const auto named = env_("PYTHON_EXEC"); named && !named->empty()) {
       if (has_slash(*named)) {
         const FileInfo info = files_.look(*named);
-        if (info.kind == Kind::file && info.executable) return *named;
+        if (info.kind == Kind::file && info.executable) return Python{*named, ""};
         return Error(info.kind == Kind::missing ? Errc::not_found : Errc::system,
                      fmt::format("PYTHON_EXEC={}: {}", *named,
                                  info.kind == Kind::missing ? "there is no such file" : "it cannot be executed"));
       }
-      if (auto path = in_path(*named)) return std::move(*path);
+      if (auto path = in_path(*named)) return Python{std::move(*path), ""};
       return Error(Errc::not_found, fmt::format("PYTHON_EXEC={}: there is no such program in PATH", *named));
     }
-    if (const auto venv = env_("VIRTUAL_ENV"); venv && !venv->empty()) {
-      const std::string path = *venv + "/bin/python";
-      const FileInfo info = files_.look(path);
-      if (info.kind == Kind::file && info.executable) return path;
-    }
-    for (const char* word : {"python3", "python"}) {
-      if (auto path = in_path(word)) return std::move(*path);
-    }
-    return Error(Errc::not_found,
-                 "no python found: neither PYTHON_EXEC nor VIRTUAL_ENV is set, and PATH has no python3 and no python");
+    return default_python();
   }
 
   Result<Program> python_program(std::vector<std::string> after, std::string script, std::string entrypoint) const {
     auto interpreter = python();
     if (!interpreter) return std::move(interpreter).error().with_context("cannot run " + entrypoint);
     Program out;
-    out.executable = *interpreter;
-    out.leading = {*interpreter, "-u"};
+    out.executable = interpreter->path;
+    out.leading = {interpreter->path, "-u"};
     out.leading.insert(out.leading.end(), after.begin(), after.end());
     out.script = std::move(script);
     out.entrypoint = std::move(entrypoint);
-    out.python = *interpreter;
+    out.python = interpreter->path;
+    out.warning = std::move(interpreter->warning);
     return out;
   }
 
@@ -190,17 +262,24 @@ class Resolver {
   }
 
   // The script runs inside an interpreter that records an exception in torch's error file, as torchrun's --run-path
-  // does; our own words, torch's schema.
+  // does; our own words, torch's schema. It ends without taking the interpreter down (os._exit), as torchrun's children
+  // do: threads of Gloo and NCCL that still run then abort now and then. What the interpreter does for a script before
+  // that is done: its threads, its atexit functions, its buffers.
   Result<Program> run_path() const {
     const auto& name = request_.program;
     const FileInfo info = files_.look(name);
     if (info.kind == Kind::missing) return missing(name, info);
     if (!info.readable) return Error(Errc::system, fmt::format("cannot read {}: permission denied", name));
     static const std::string kRunner =
-        "import json, os, runpy, sys, time, traceback\n"
+        "import atexit, json, os, runpy, sys, threading, time, traceback\n"
         "sys.argv = sys.argv[1:]\n"
+        "code = 0\n"
         "try:\n"
         "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1\n"
+        "    if code == 1 and end.code != 1:\n"
+        "        print(end.code, file=sys.stderr)\n"
         "except Exception as error:\n"
         "    path = os.environ.get('TORCHELASTIC_ERROR_FILE')\n"
         "    if path:\n"
@@ -208,7 +287,17 @@ class Resolver {
         "            'py_callstack': traceback.format_exc(), 'timestamp': str(int(time.time()))}}}\n"
         "        with open(path, 'w') as out:\n"
         "            json.dump(record, out)\n"
-        "    raise\n";
+        "    sys.excepthook(*sys.exc_info())\n"
+        "    code = 1\n"
+        "getattr(threading, '_shutdown', lambda: None)()\n"
+        "getattr(atexit, '_run_exitfuncs', lambda: None)()\n"
+        "for stream in (sys.stdout, sys.stderr):\n"
+        "    try:\n"
+        "        if not getattr(stream, 'closed', stream is None):\n"
+        "            stream.flush()\n"
+        "    except Exception:\n"
+        "        code = code or 120\n"  // as the interpreter itself
+        "os._exit(code & 255)\n";
     return python_program({"-c", kRunner, name}, name, name);
   }
 
@@ -246,6 +335,13 @@ class Resolver {
                                              request_.no_python ? ", or leave out --no-python if it is python" : ""));
     }
     const auto interpreter = shebang(info);
+    const std::string first_line = info.head.substr(0, info.head.find('\n'));
+    if (!interpreter.empty() && first_line.ends_with('\r')) {
+      return Error(Errc::system, fmt::format("cannot execute {}: its first line ends in a carriage return, which the "
+                                             "kernel takes for part of the interpreter's name; the file has Windows "
+                                             "line ends (dos2unix {})",
+                                             path, path));
+    }
     if (!interpreter.empty() && interpreter.front().starts_with("/") &&
         files_.look(interpreter.front()).kind == Kind::missing) {
       return Error(Errc::not_found, fmt::format("cannot execute {}: its first line names the interpreter {}, which "
@@ -276,7 +372,9 @@ const FileLookup& disk_lookup() {
 }
 
 Result<Program> resolve_program(const ProgramRequest& request, const FileLookup& files, const EnvLookup& env) {
-  return Resolver(request, files, env).resolve();
+  auto program = Resolver(request, files, env).resolve();
+  if (!program) return Error(program.error().code(), usage_sentence(program.error().message()));
+  return program;
 }
 
 bool wants_underscore_local_rank(const std::string& script_text) {

@@ -34,7 +34,8 @@ struct ProgramRequest {
   bool module = false;
   bool no_python = false;
   bool run_path = false;
-  std::string own_folder;  // where the running ddprun lies, without a slash at the end; "" = not known
+  std::string own_folder;     // where the running ddprun lies, without a slash at the end; "" = not known
+  std::string called_folder;  // where it was called by, if by a path: that of a link to it; "" = by its name
 };
 
 struct Program {
@@ -47,7 +48,7 @@ struct Program {
   std::string warning;               // for the user, before the start; "" = none
 };
 
-// Environment read: PATH, PYTHON_EXEC, VIRTUAL_ENV.
+// Environment read: PATH, PYTHON_EXEC, VIRTUAL_ENV, CONDA_PREFIX.
 // Errors: not_found (exit code 127), system (found, but cannot be executed: exit code 126); each one names the path,
 // the reason and what to do.
 Result<Program> resolve_program(const ProgramRequest& request, const FileLookup& files, const EnvLookup& env);

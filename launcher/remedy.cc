@@ -26,7 +26,8 @@ bool is_python_error(std::string_view line) {
   const auto ends_with = [&name](std::string_view suffix) {
     return name.size() >= suffix.size() && name.substr(name.size() - suffix.size()) == suffix;
   };
-  return ends_with("Error") || ends_with("Exception") || ends_with("Interrupt") || ends_with("Exit");
+  return ends_with("Error") || ends_with("Exception") || ends_with("Interrupt") || ends_with("BdbQuit") ||
+         ends_with("Exit");
 }
 
 constexpr std::array<std::string_view, 9> kErrorMarks{"error:",
@@ -77,6 +78,11 @@ std::string find_remedy(const FailureRecord& failure, const std::string& python)
   if (const std::string module = quoted_after(text, "ModuleNotFoundError: No module named"); !module.empty()) {
     return "the Python module '" + module + "' is not installed for " + interpreter +
            ": install it there, or start ddprun from the environment that has it (or set PYTHON_EXEC)";
+  }
+  if (contains(text, "bdb.BdbQuit") || contains(text, "EOFError: EOF when reading a line")) {
+    return "a debugger or input() found no standard input there: on a terminal every worker has it (--stdin=auto), "
+           "elsewhere give it to this one with --stdin=" +
+           std::to_string(failure.local_rank.value);
   }
   if (contains(text, "ImportError:")) {
     return "an import failed in " + interpreter + ": is this the environment that the script was written for?";

@@ -69,6 +69,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
         if (useful_at >= begin) backoff = kFirstBackoff;
       } else {
         problem = connection.error().message();
+        link_changed();
         const bool refused = connection.error().code() == Errc::refused;
         if (refused && !was_useful && events.on_nobody_there) events.on_nobody_there();
       }
@@ -209,11 +210,15 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   void useful() {
     useful_at = SteadyClock::now();
     was_useful = true;
-    if (heard_here) return;
+    if (!heard_here && told_broken) log_info("connected to the rendezvous again at {}", options.endpoint.to_string());
+    if (!heard_here) problem.clear();
     heard_here = true;
-    if (told_broken) log_info("connected to the rendezvous again at {}", options.endpoint.to_string());
     told_broken = false;
-    problem.clear();
+    link_changed();
+  }
+
+  void link_changed() const {
+    if (events.on_link) events.on_link();
   }
 
   void hang_up(const Error& why) {
@@ -231,6 +236,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     }
     told_broken = true;
     goodbye = false;
+    link_changed();
   }
 
   // On each new connection: who we are, and what may have been lost on the way.

@@ -25,6 +25,8 @@ struct ClientEvents {
   std::function<void(TimePoint end)> on_lease;
   // The server will never talk to us: another protocol, another version. Once.
   std::function<void(Error)> on_hopeless;
+  // last_useful(), disconnected_since(), server_is_embedded() or last_problem() may be others now.
+  std::function<void()> on_link;
   // Before the first connection: nobody listens at the endpoint. We might host it ourselves.
   std::function<void()> on_nobody_there;
 };

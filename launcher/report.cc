@@ -1,17 +1,13 @@
 #include "launcher/report.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "common/unique_fd.h"
+#include "common/printable.h"
 #include "launcher/error_file.h"
 #include "launcher/process.h"
 #include "launcher/remedy.h"
@@ -48,13 +44,26 @@ std::string utc_time(std::chrono::milliseconds unix_time) {
   return fmt::format("{}.{:03}Z", text, unix_time.count() % 1000);
 }
 
+// A sentence that may go on in a second line, which must not look like a line of ours.
+std::string in_block(const std::string& words) {
+  std::string out;
+  for (const char c : printable_lines(words)) out += c == '\n' ? std::string("\n  ") : std::string(1, c);
+  return out;
+}
+
+std::string notes(const JobReport& report) {
+  std::string text;
+  for (const auto& note : report.notes) text += "Note: " + in_block(note) + "\n";
+  return text;
+}
+
 std::string rank_and_host(const FailureRecord& failure) {
-  return fmt::format("rank {}{}", failure.rank.value, failure.host.empty() ? "" : " on " + failure.host);
+  return fmt::format("rank {}{}", failure.rank.value, failure.host.empty() ? "" : " on " + printable(failure.host));
 }
 
 std::string error_file_path(const FailureRecord& failure) {
   for (const auto& path : failure.log_paths) {
-    if (path.size() >= 10 && path.compare(path.size() - 10, 10, "error.json") == 0) return path;
+    if (path.ends_with("error.json")) return printable(path);
   }
   return failure.error_file_json.empty() ? "<N/A>" : "(temporary, shown below)";
 }
@@ -69,23 +78,44 @@ std::string indented(const std::string& text, const std::string& indent, std::si
   }
   if (lines.size() > most) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(most));
   std::string out;
-  for (std::size_t i = 0; i < lines.size(); ++i) out += (i == 0 ? "" : "\n" + indent) + std::string(lines[i]);
+  for (std::size_t i = 0; i < lines.size(); ++i)
+    out += (i == 0 ? "" : "\n" + indent) + printable_without_colours(lines[i]);
   return out;
 }
 
-std::string traceback(const FailureRecord& failure) {
+// What the last lines of the worker say about the exception in its error file: they have it too.
+bool lines_hold(const FailureRecord& failure, const std::string& message) {
+  const std::string line = find_error_line(failure.last_lines);
+  return !line.empty() && !message.empty() && line.find(message.substr(0, message.find('\n'))) != std::string::npos;
+}
+
+std::string traceback(const JobReport& report, const FailureRecord& failure) {
   const ErrorFile file = parse_error_file(failure.error_file_json);
-  if (!file.callstack.empty()) return indented(file.callstack, "    ", kMaxTracebackLines);
+  const bool shown = report.root_is_above && lines_hold(failure, file.message);
+  if (!file.callstack.empty() && !shown) return indented(file.callstack, "    ", kMaxTracebackLines);
   if (!file.message.empty()) return indented(file.message, "    ", kMaxTracebackLines);
   if (failure.signal != 0) {
     return fmt::format("Signal {} ({}) received by PID {}", failure.signal, signal_name(failure.signal), failure.pid);
   }
   const std::string message = failure_message(failure);
-  return message.empty() ? "<N/A>" : message;
+  return message.empty() ? "<N/A>" : printable_without_colours(message);
+}
+
+// The last lines of its output; one exception is not printed twice.
+std::string last_lines(const JobReport& report, const FailureRecord& root) {
+  if (root.last_lines.empty()) return "";
+  if (report.root_is_above) return fmt::format("The last lines of rank {} are above.\n", root.rank.value);
+  const ErrorFile file = parse_error_file(root.error_file_json);
+  if (!file.callstack.empty() && lines_hold(root, file.message)) return "";  // it is the traceback above
+  const std::size_t count = root.last_lines.size();
+  std::string text =
+      fmt::format("Last {} of rank {}:\n", count == 1 ? "line" : fmt::format("{} lines", count), root.rank.value);
+  for (const auto& line : root.last_lines) text += "  | " + printable_without_colours(line) + "\n";
+  return text;
 }
 
 // The block with torchrun's labels, which people and log parsers know.
-std::string labelled(const FailureRecord& failure) {
+std::string labelled(const JobReport& report, const FailureRecord& failure) {
   std::string code = failure.signal != 0 ? std::to_string(-failure.signal) : std::to_string(failure.exit_code);
   code += fmt::format(" (pid: {})", failure.pid);
   if (failure.signal != 0) code += " (" + signal_name(failure.signal) + ")";
@@ -96,8 +126,8 @@ std::string labelled(const FailureRecord& failure) {
       "  exitcode  : {}\n"
       "  error_file: {}\n"
       "  traceback : {}\n",
-      local_time(failure.unix_time), failure.host, failure.rank.value, failure.local_rank.value, code,
-      error_file_path(failure), traceback(failure));
+      local_time(failure.unix_time), printable(failure.host), failure.rank.value, failure.local_rank.value, code,
+      error_file_path(failure), traceback(report, failure));
 }
 
 bool same(const FailureRecord& a, const FailureRecord& b) {
@@ -113,7 +143,8 @@ std::string others(const JobReport& report) {
       ++stopped;
     } else if (named < kMaxOthers) {
       ++named;
-      text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", rank_and_host(failure), how_it_ended(failure));
+      text +=
+          fmt::format("{}{}: {}", text.empty() ? "" : "; ", rank_and_host(failure), printable(how_it_ended(failure)));
     } else {
       ++more;
     }
@@ -142,42 +173,13 @@ nlohmann::json to_object(const JobReport& report, const FailureRecord& failure) 
                            {"remedy", remedy(report, failure)},
                            {"last_lines", failure.last_lines},
                            {"log_paths", failure.log_paths}};
-  auto parsed = nlohmann::json::parse(failure.error_file_json, nullptr, false);
-  object["error_file"] = parsed.is_discarded() ? nlohmann::json() : std::move(parsed);
+  object["error_file"] = error_file_value(failure.error_file_json);
   return object;
 }
 
 std::string dump(const nlohmann::json& object) {
   // Workers print what they like: bytes that are not UTF-8 become U+FFFD here.
   return object.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-}
-
-Result<void> write_whole(const std::string& path, const std::string& text) {
-  // A device, a pipe or a link (/dev/null, /dev/stdout) is written to; a rename would put a file in its place.
-  struct stat status = {};
-  const bool special = ::lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode);
-  const std::string beside = special ? path : path + ".tmp." + std::to_string(::getpid());
-  // What a link in /dev leads to (a file that our output goes to) is not to be emptied.
-  const int how = special && path.starts_with("/dev/") ? O_APPEND : O_CREAT | O_TRUNC;
-  const UniqueFd fd(::open(beside.c_str(), O_WRONLY | how | O_CLOEXEC, 0666));
-  if (!fd) return Error::from_errno(errno, "cannot write " + path);
-  std::size_t done = 0;
-  while (done < text.size()) {
-    const ssize_t n = ::write(fd.get(), text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int error = errno;
-      if (!special) ::unlink(beside.c_str());
-      return Error::from_errno(error, "cannot write " + path);
-    }
-    done += static_cast<std::size_t>(n);
-  }
-  if (!special && ::rename(beside.c_str(), path.c_str()) != 0) {
-    const int error = errno;
-    ::unlink(beside.c_str());
-    return Error::from_errno(error, "cannot write " + path);
-  }
-  return {};
 }
 
 }  // namespace
@@ -204,35 +206,31 @@ std::string remedy(const JobReport& report, const FailureRecord& failure) {
 std::string to_text(const JobReport& report) {
   if (report.success || (!report.root_cause && report.reason.empty())) return "";
   const std::string rule = std::string(kWidth, '=') + "\n";
-  if (!report.root_cause) return fmt::format("ddprun: {}\n", report.reason);
+  if (!report.root_cause) return fmt::format("ddprun: {}\n{}", in_block(report.reason), notes(report));
   const FailureRecord& root = *report.root_cause;
-  const std::string what = report.entrypoint.empty() ? "job" : report.entrypoint;
+  const std::string what = report.entrypoint.empty() ? "job" : printable(report.entrypoint);
   const std::string message = failure_message(root);
   std::string text = rule;
-  text += fmt::format("{} FAILED: {}: {}{}\n", what, rank_and_host(root), how_it_ended(root),
-                      message.empty() ? "" : ": " + message);
-  text += "Root Cause (first observed failure):\n" + labelled(root);
-  if (const std::string advice = remedy(report, root); !advice.empty()) text += "What to do: " + advice + "\n";
-  if (!root.last_lines.empty()) {
-    text += fmt::format("Last {} of rank {}:\n",
-                        root.last_lines.size() == 1 ? "line" : fmt::format("{} lines", root.last_lines.size()),
-                        root.rank.value);
-    for (const auto& line : root.last_lines) text += "  | " + line + "\n";
-  }
+  text += fmt::format("{} FAILED: {}: {}{}\n", what, rank_and_host(root), printable(how_it_ended(root)),
+                      message.empty() ? "" : ": " + printable_without_colours(message));
+  text += "Root Cause (first observed failure):\n" + labelled(report, root);
+  if (const std::string advice = remedy(report, root); !advice.empty())
+    text += "What to do: " + printable(advice) + "\n";
+  text += last_lines(report, root);
   if (const std::string rest = others(report); !rest.empty()) text += "Others: " + rest + "\n";
   for (std::string_view rest = report.collectives; !rest.empty();) {
     const std::size_t end = std::min(rest.find('\n'), rest.size());
-    text += fmt::format("Collectives: {}\n", rest.substr(0, end));
+    text += fmt::format("Collectives: {}\n", printable(rest.substr(0, end)));
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  text += earlier_attempts(report);
-  if (!report.reason.empty()) text += "Job: " + report.reason + "\n";
+  text += notes(report) + earlier_attempts(report);
+  if (!report.reason.empty()) text += "Job: " + in_block(report.reason) + "\n";
   if (!root.log_paths.empty()) {
     std::string paths;
-    for (const auto& path : root.log_paths) paths += (paths.empty() ? "" : ", ") + path;
+    for (const auto& path : root.log_paths) paths += (paths.empty() ? "" : ", ") + printable(path);
     text += "Logs: " + paths + "\n";
   } else if (!report.log_folder.empty()) {
-    text += "Logs: " + report.log_folder + "\n";
+    text += "Logs: " + printable(report.log_folder) + "\n";
   }
   return text + rule;
 }
@@ -243,7 +241,7 @@ std::string earlier_attempts(const JobReport& report) {
     const AttemptRecord& attempt = report.attempts[i];
     text += fmt::format("Attempt {} (round {}) ended after {:.1f} s at {}: {}\n", attempt.restart_count,
                         attempt.round.value, static_cast<double>(attempt.lasted.count()) / 1000.0,
-                        local_time(attempt.ended_unix_time), attempt.outcome);
+                        local_time(attempt.ended_unix_time), printable(attempt.outcome));
   }
   return text;
 }
@@ -251,12 +249,14 @@ std::string earlier_attempts(const JobReport& report) {
 std::string to_json(const JobReport& report) {
   nlohmann::json object = {{"version", 1},
                            {"run_id", report.run_id},
+                           {"host", report.host},
                            {"success", report.success},
                            {"exit_code", report.exit_code},
                            {"reason", report.reason},
                            {"entrypoint", report.entrypoint},
                            {"python", report.python},
                            {"log_folder", report.log_folder},
+                           {"notes", report.notes},
                            {"collectives", report.collectives},
                            {"root_cause", nullptr},
                            {"failures", nlohmann::json::array()},
@@ -272,41 +272,17 @@ std::string to_json(const JobReport& report) {
   return dump(object);
 }
 
-Result<void> check_report_file(const std::string& path) {
-  struct stat status = {};
-  if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
-    return Error(Errc::invalid_argument, path + " is a folder; give a file");
-  }
-  // A file is replaced, so its folder has to be writable; a device, pipe or link is written to.
-  const bool there = ::lstat(path.c_str(), &status) == 0;
-  std::string needed = path;
-  if (!there || S_ISREG(status.st_mode)) {
-    const auto slash = path.rfind('/');
-    needed = slash == std::string::npos ? "." : path.substr(0, slash == 0 ? 1 : slash);
-  }
-  if (::access(needed.c_str(), W_OK) != 0) return Error::from_errno(errno, "cannot write " + path);
-  return {};
-}
-
-Result<void> write_report_file(const std::string& path, const JobReport& report) {
-  return write_whole(path, to_json(report));
-}
-
-Result<void> write_own_error_file(const std::string& path, const JobReport& report) {
-  if (!report.root_cause) return {};
-  const FailureRecord& root = *report.root_cause;
-  nlohmann::json file = nlohmann::json::parse(root.error_file_json, nullptr, false);
+std::string to_error_file(const FailureRecord& root) {
+  nlohmann::json file = error_file_value(root.error_file_json);
   const int code = root.signal != 0 ? -root.signal : root.exit_code;
-  if (file.is_discarded() || !file.is_object() || !file.contains("message")) {
-    file = {{"message", how_it_ended(root)}};
-  }
+  if (!file.is_object() || !file.contains("message")) file = {{"message", how_it_ended(root)}};
   if (!file["message"].is_object()) {
     nlohmann::json text = std::move(file["message"]);
     file["message"] = {{"message", std::move(text)},
                        {"extraInfo", {{"timestamp", std::to_string(root.unix_time.count() / 1000)}}}};
   }
   file["message"]["errorCode"] = code;
-  return write_whole(path, dump(file));
+  return dump(file);
 }
 
 }  // namespace ddprun::launcher

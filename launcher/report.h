@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "common/failure_record.h"
-#include "common/result.h"
 #include "common/types.h"
 
-// The last word to the user: one root cause, on the console and as JSON. Pure, but for the two writers at the end.
+// The last word to the user: one root cause, on the console and as JSON. Pure; report_file.h writes it to disk. What
+// came from workers or other nodes is made printable on the console.
 namespace ddprun::launcher {
 
 struct AttemptRecord {
@@ -31,6 +31,9 @@ struct JobReport {
   std::optional<FailureRecord> root_cause;
   std::vector<FailureRecord> failures;  // all, in the order of their ends; may contain the root cause again
   std::vector<AttemptRecord> attempts;  // may be empty
+  std::vector<std::string> notes;       // of the job's outcome
+  std::string host;                     // this node's name
+  bool root_is_above = false;           // the last lines of the root cause went to the console that the report goes to
   std::string log_folder;               // of this node; "" = none that stays
   std::string collectives;              // flight_verdict() of this node at the first failure, lines; "" = nobody waited
 };
@@ -51,12 +54,7 @@ std::string failure_message(const FailureRecord& failure);
 // What a user can do about it, in a sentence or two; "" = nothing sure to say. Never a guess without evidence.
 std::string remedy(const JobReport& report, const FailureRecord& failure);
 
-// --report FILE: whole or not at all (written beside it, then renamed). Errors: system with the path.
-// A device, pipe or link is written to. check_report_file() finds out before the start what can be known then.
-Result<void> check_report_file(const std::string& path);
-Result<void> write_report_file(const std::string& path, const JobReport& report);
-
-// When the launcher itself has TORCHELASTIC_ERROR_FILE: the root cause in torch's schema, with message.errorCode.
-Result<void> write_own_error_file(const std::string& path, const JobReport& report);
+// For a launcher that is itself a worker (TORCHELASTIC_ERROR_FILE): torch's schema, with message.errorCode.
+std::string to_error_file(const FailureRecord& root);
 
 }  // namespace ddprun::launcher

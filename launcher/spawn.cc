@@ -11,9 +11,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <vector>
 
 #include "launcher/clone_child.h"
+#include "launcher/limits.h"
 #include "launcher/process.h"
 
 // Boost-free half of process.h: signals, exit status, spawn().
@@ -26,6 +28,7 @@ InheritedSignals::InheritedSignals() {
     if (n > 0) ::sigaction(n, nullptr, &action[n]);
   }
   if (::getrlimit(RLIMIT_NOFILE, &descriptors) != 0) descriptors = {RLIM_INFINITY, RLIM_INFINITY};
+  if (::getrlimit(RLIMIT_FSIZE, &file_size) != 0) file_size = {RLIM_INFINITY, RLIM_INFINITY};
 }
 
 std::string signal_name(int signal) {
@@ -102,12 +105,13 @@ struct ChildPlan {
   char* const* envp;
   const SignalChange* signals;
   std::size_t signal_count;
-  const sigset_t* mask;
   const rlimit* descriptors;
+  const rlimit* file_size;
   const cpu_set_t* cpus;
   std::size_t cpus_bytes;
   int stdin_fd;
   pid_t parent;
+  int highest_descriptor;
   // The child's answer; memory is shared. Read by the parent after the exec or the exit.
   volatile Step failed = Step::none;
   volatile int error = 0;
@@ -138,6 +142,11 @@ constexpr std::size_t kKernelSignalSetBytes = 8;
   plan.error = errno;
   plan.failed = step;
   while (true) raw(SYS_exit_group, 127);
+}
+
+// Kernels before 5.11, and sandboxes that do not know the call.
+DDPRUN_IN_CHILD void close_on_exec_one_by_one(int highest) {
+  for (int fd = 3; fd <= highest; ++fd) raw(SYS_fcntl, fd, F_SETFD, FD_CLOEXEC);  // most are none: no error
 }
 
 DDPRUN_IN_CHILD int run_child(void* argument) {
@@ -175,18 +184,22 @@ DDPRUN_IN_CHILD int run_child(void* argument) {
     if (done < 0) give_up(plan, Step::stdio);
   }
   // Asio's sockets and pipes are not close-on-exec by themselves, and a leaked listener keeps its port busy.
-  if (raw(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) give_up(plan, Step::descriptors);
+  if (raw(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) close_on_exec_one_by_one(plan.highest_descriptor);
   for (std::size_t i = 0; i < plan.inherit_count; ++i) {
     if (raw(SYS_fcntl, plan.inherit[i], F_SETFD, 0) != 0) give_up(plan, Step::descriptors);
   }
   // Lowers the soft limit at most, which cannot fail; unknown (never here) stays as it is.
   if (plan.descriptors->rlim_cur != RLIM_INFINITY) raw(SYS_prlimit64, 0, RLIMIT_NOFILE, plan.descriptors, nullptr);
+  if (plan.file_size->rlim_cur != RLIM_INFINITY) raw(SYS_prlimit64, 0, RLIMIT_FSIZE, plan.file_size, nullptr);
   for (std::size_t i = 0; i < plan.limit_count; ++i) {
     if (raw(SYS_prlimit64, 0, plan.limits[i].resource, &plan.limits[i].value, nullptr) != 0) {
       give_up(plan, Step::limits);
     }
   }
-  raw(SYS_rt_sigprocmask, SIG_SETMASK, plan.mask, nullptr, kKernelSignalSetBytes);
+  // Nothing is blocked: what a job runner's thread had blocked when it started us is no wish of the user's, and a
+  // worker that cannot hear SIGTERM cannot save its state.
+  const unsigned long none = 0;
+  raw(SYS_rt_sigprocmask, SIG_SETMASK, &none, nullptr, kKernelSignalSetBytes);
   raw(SYS_execve, plan.path, plan.argv, plan.envp);
   give_up(plan, Step::exec);
 }
@@ -206,19 +219,36 @@ std::vector<SignalChange> signal_changes(const InheritedSignals& inherited) {
   for (int n = 1; n < NSIG; ++n) {
     struct sigaction now = {};
     if (::sigaction(n, nullptr, &now) != 0) continue;  // the C library keeps some for itself
-    // A parent that ignored SIGCHLD would break every wait() of the worker's own children.
-    const bool ignore = inherited.ignored(n) && n != SIGCHLD;
+    // A parent that ignored SIGCHLD would break every wait() of the worker's own children. SIGPIPE and SIGXFSZ are
+    // ignored by supervisors for their own sake (systemd, Python, ourselves), not for what they start.
+    const bool ignore = inherited.ignored(n) && n != SIGCHLD && n != SIGPIPE && n != SIGXFSZ;
     const bool same = ignore ? now.sa_handler == SIG_IGN : now.sa_handler == SIG_DFL;
     if (!same) changes.push_back({n, ignore});
   }
   return changes;
 }
 
-std::string describe(const SpawnSpec& spec, Step step) {
+Error error_of(const SpawnSpec& spec, Step step, int error) {
   std::string text = to_text(step);
   if (step == Step::exec) text += " " + spec.executable;
   if (step == Step::directory) text += " " + spec.working_directory;
-  return text;
+  if (step == Step::exec) {
+    Error as_it_is = Error::from_errno(error, text);
+    if (error == EACCES || error == ENOEXEC) return Error(Errc::not_executable, as_it_is.message());
+    return error == EAGAIN ? start_error(error, text) : as_it_is;
+  }
+  // For the others EPERM is about what was asked (a limit above the hard one), not about the call.
+  return error == EPERM ? Error::from_errno(error, text) : start_error(error, text);
+}
+
+int highest_descriptor() {
+  int highest = 2;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    highest = std::max(highest, std::atoi(entry.path().filename().c_str()));
+  }
+  constexpr int kUnknown = 4096;  // no /proc
+  return highest > 2 ? highest : kUnknown;
 }
 
 }  // namespace
@@ -237,7 +267,7 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
   UniqueFd null_fd;
   if (spec.stdin_fd < 0) {
     null_fd.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    if (!null_fd) return Error::from_errno(errno, "open /dev/null");
+    if (!null_fd) return start_error(errno, "open /dev/null");
   }
 
   std::vector<Limit> limits;
@@ -254,12 +284,13 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
                  .envp = envp.data(),
                  .signals = signals.data(),
                  .signal_count = signals.size(),
-                 .mask = &inherited.mask,
                  .descriptors = &inherited.descriptors,
+                 .file_size = &inherited.file_size,
                  .cpus = spec.cpus.empty() ? nullptr : cpu_set,
                  .cpus_bytes = cpus_bytes,
                  .stdin_fd = spec.stdin_fd >= 0 ? spec.stdin_fd : null_fd.get(),
-                 .parent = ::getpid()};
+                 .parent = ::getpid(),
+                 .highest_descriptor = highest_descriptor()};
   constexpr std::size_t kStackBytes = 64 * 1024;  // plain system calls need a few KiB; sanitizers more
   std::vector<std::max_align_t> stack(kStackBytes / sizeof(std::max_align_t));
 
@@ -271,11 +302,11 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
   const int clone_error = errno;
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 
-  if (pid < 0) return Error::from_errno(clone_error, "clone for " + spec.executable);
+  if (pid < 0) return start_error(clone_error, "clone for " + spec.executable);
   if (plan.failed != Step::none) {
     while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
-    return Error::from_errno(plan.error, describe(spec, plan.failed));
+    return error_of(spec, plan.failed, plan.error);
   }
   return pid;
 }

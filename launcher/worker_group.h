@@ -1,24 +1,35 @@
 #pragma once
 
-#include <boost/asio/any_io_executor.hpp>
-#include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "common/clock.h"
 #include "common/result.h"
+#include "common/unique_fd.h"
 #include "common/worker_env.h"
 #include "launcher/guard.h"
+#include "launcher/leftover_plan.h"
 #include "launcher/log_tree.h"
-#include "launcher/output.h"
+#include "launcher/oom.h"
+#include "launcher/output_hub.h"
 #include "launcher/process.h"
+#include "launcher/stdin_policy.h"
+#include "launcher/sweeper.h"
+#include "launcher/worker_cgroup.h"
 
 namespace ddprun::launcher {
+
+class AttemptStdio;
+struct WorkerStdio;
 
 // Everything that one round's workers need; worker i gets env[i].
 struct WorkerSpec {
@@ -35,7 +46,8 @@ struct WorkerExit {
   pid_t pid = 0;
   ExitStatus status;
   TimePoint at;
-  bool stopped_by_us = false;  // we had signalled it before
+  bool stopped_by_us = false;  // we had asked it to stop, or killed it, before
+  bool left_behind = false;    // SIGKILL did not reach it (stuck in the kernel): it may still be there
   std::chrono::system_clock::time_point time;
 };
 
@@ -50,16 +62,15 @@ struct WorkerEvidence {
   bool last_lines_are_stdout = false;
 };
 
-enum class StdinPolicy {
-  first,  // ours for local rank 0, the null device for the others
-  all,    // ours for everyone (torchrun's way: they race for it)
-  none,   // the null device
-};
+enum class SignalScope { worker, group };  // the worker process alone, or its whole process group
 
 struct WorkerGroupOptions {
   InheritedSignals inherited;  // as main() found them
   OutputPolicy output;
-  StdinPolicy stdin_policy = StdinPolicy::first;
+  StdinPolicy stdin_policy;
+  SignalScope signal_scope = SignalScope::worker;  // of forward()
+  Leftovers leftovers = Leftovers::end;
+  LeftoverTimes leftover_times;
   std::shared_ptr<Guard> guard;     // may be null
   std::shared_ptr<LogTree> logs;    // may be null: no files
   std::string host_name;            // ${hostname} of the prefix; "" = this host's short name
@@ -69,34 +80,108 @@ struct WorkerGroupOptions {
   bool use_cgroup = true;  // a control group of its own for the workers where one can be made
 };
 
-// N workers of one attempt: start, watch by pidfd, stop with patience, collect exits and output.
-// One thread (that of the io_context) calls everything. The object may be used for attempt after attempt.
-class WorkerGroup {
+// Called from the event loop, never from inside a call of ours (on_start: from start()). May call the group, but not
+// destroy it.
+class WorkerGroupListener {
  public:
-  virtual ~WorkerGroup() = default;  // kills and reaps what still runs, drains (bounded)
-
-  // Starts all. On failure those already started are stopped and the first error is returned: not_found (the program
-  // or its interpreter does not exist), system ("exec /x: Permission denied").
-  // The last attempt must have been stopped (stop(), which also drains) before.
-  virtual Result<void> start(std::vector<WorkerSpec> workers) = 0;
-  // The next worker that ended, in the order of their ends. Ends with cancelled when none is left.
-  virtual boost::asio::awaitable<Result<WorkerExit>> next_exit() = 0;
-  // Sends `signal` to every process group once, waits up to `patience`, then SIGKILL; returns when all are reaped,
-  // grandchildren too, and their output is drained. A second call with less patience shortens the wait.
-  // Also to be called when all have ended by themselves: it returns when their output is out.
-  virtual boost::asio::awaitable<void> stop(int signal, std::chrono::milliseconds patience) = 0;
-  virtual void signal_all(int signal) = 0;  // forward and go on
-  virtual bool running() const = 0;
-  virtual std::vector<WorkerExit> exits() const = 0;  // all so far, in order
-  // Complete only after stop(): before it the last lines may still be in a pipe.
-  virtual WorkerEvidence evidence(LocalRank local_rank) const = 0;
-  // Our end of the worker's flight recorder, of this or the last attempt; -1 = none.
-  virtual int recorder_fd(LocalRank local_rank) const = 0;
-  virtual std::vector<pid_t> pids() const = 0;  // of those that still run
+  virtual ~WorkerGroupListener() = default;
+  // Once for each worker when all have been started; never for those of a start that failed.
+  virtual void on_start(const WorkerEnv& worker, pid_t pid) = 0;
+  // Each end once, in the order of the ends.
+  virtual void on_exit(const WorkerEnv& worker, const WorkerExit& exit) = 0;
+  // Once after drain(): no process of the attempt is left (or it has been named), its output is out.
+  virtual void on_drained() = 0;
 };
 
-// Makes this process a subreaper: orphaned grandchildren come to us and are reaped. Children of this process that the
-// group did not start are taken for such orphans, except the guard.
-std::unique_ptr<WorkerGroup> make_worker_group(boost::asio::io_context& io, WorkerGroupOptions options);
+// N workers of one attempt: start, watch by pidfd, pass signals, collect exits and output, and end what they leave.
+// Has no patience of its own with workers: who stops them decides when asking has taken too long. One thread (that of
+// the io_context) calls everything, and nothing here blocks it but the destructor and a start that fails (bounded).
+// The object may be used for attempt after attempt.
+//
+// Makes this process a subreaper: orphaned grandchildren come to us and are reaped. Descendants of this process that
+// are no workers are taken for what the workers left, except the guard and children that were there before us.
+class WorkerGroup {
+ public:
+  WorkerGroup(boost::asio::io_context& io, WorkerGroupOptions options);
+  ~WorkerGroup();  // kills and reaps what still runs, drains (bounded)
+  WorkerGroup(const WorkerGroup&) = delete;
+  WorkerGroup& operator=(const WorkerGroup&) = delete;
+
+  void add_listener(WorkerGroupListener* listener);  // must outlive the group
+
+  // Starts all. On failure those already started are killed and reaped and the first error is returned: not_found (the
+  // program or its interpreter does not exist), not_executable, unsupported (the kernel or a sandbox lacks a call),
+  // exhausted (a limit on processes, descriptors or memory), system, invalid_argument.
+  // The last attempt must have been drained before.
+  Result<void> start(std::vector<WorkerSpec> workers);
+  // Sends `signal` and marks the worker's end as stopped_by_us. A stopped (SIGSTOP) worker goes on, to hear it.
+  void ask_to_stop(LocalRank worker, int signal, SignalScope scope);
+  // SIGKILL to it and, when it is dead, to its helpers. One that is stuck in the kernel is left behind 30 s later: its
+  // on_exit() says so, and no further start() is possible.
+  void kill(LocalRank worker);
+  void forward(int signal);  // to all that run, by options.signal_scope; the job goes on
+  // No more starts in this attempt: when all workers have ended, their helpers are ended by the leftovers policy, then
+  // comes the rest of the output, then on_drained(). To be called once an attempt, at any time, also after a start()
+  // that failed.
+  void drain();
+  // drain() with no more patience: helpers are killed now, the console gets little time.
+  void hurry();
+
+  bool running() const { return alive_ > 0; }
+  const std::vector<WorkerExit>& exits() const { return exits_; }  // of this attempt so far, in order
+  // Complete only after on_drained(): before it the last lines may still be in a pipe.
+  WorkerEvidence evidence(LocalRank local_rank) const;
+  // Our end of the worker's flight recorder, of this or the last attempt; -1 = none.
+  int recorder_fd(LocalRank local_rank) const;
+  std::vector<pid_t> pids() const;  // of those that still run, by local rank
+
+ private:
+  struct Worker;
+  enum class Drain { no, wanted, helpers, output, told };
+
+  void open_hub();
+  Result<void> start_pumps(WorkerStdio& stdio);
+  Result<void> start_all(std::vector<WorkerSpec> specs);
+  Result<void> start_one(WorkerSpec spec, const AttemptFolder& folder, const AttemptStdio& attempt);
+  void give_recorder(Worker& worker, SpawnSpec& process);
+  void watch(const std::shared_ptr<Worker>& worker);
+  void look_at(const std::shared_ptr<Worker>& worker);
+  void take_exit(Worker& worker, const ExitStatus& status, bool left_behind);
+  void judge_memory(Worker& worker, const siginfo_t& info);
+  void leave_behind(Worker& worker);
+  void end_now();
+  void send(Worker& worker, int signal, SignalScope scope);
+
+  SweeperOptions sweeper_options();
+  void finish_output(Worker& worker);
+  void output_ended(OutputHub::Ended ended);
+  void advance();
+
+  void reap_orphans();
+  void wait_for_child_signal();
+  void wait_for_window_signal();
+  template <typename Handler>
+  auto while_alive(Handler handler);
+
+  boost::asio::io_context& io_;
+  WorkerGroupOptions options_;
+  std::vector<WorkerGroupListener*> listeners_;
+  OomWatch memory_;
+  boost::asio::signal_set child_signals_, window_signals_;
+  std::optional<OutputHub> hub_;  // from the first start() on
+  WorkerCgroup cgroup_;
+  Sweeper sweeper_;
+
+  std::map<std::int64_t, std::shared_ptr<Worker>> workers_;  // by local rank
+  std::size_t alive_ = 0;
+  std::string token_;  // of this attempt
+  std::vector<WorkerExit> exits_;
+  std::map<int, std::int64_t> open_outputs_;  // hub stream -> local rank
+  Drain drain_ = Drain::told;
+  bool hurried_ = false;
+  bool left_some_behind_ = false;
+  bool said_no_recorder_ = false;
+  std::shared_ptr<const bool> alive_token_ = std::make_shared<const bool>(true);  // handlers look whether we are gone
+};
 
 }  // namespace ddprun::launcher

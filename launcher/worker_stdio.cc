@@ -27,6 +27,13 @@ Result<std::shared_ptr<LineFilter>> make_filter(const std::vector<std::string>& 
   return filter;
 }
 
+StdinPolicy::Source stdin_source() {
+  if (::isatty(0) != 1) return StdinPolicy::Source::other;
+  const pid_t foreground = ::tcgetpgrp(0);  // -1: not our controlling terminal
+  return foreground < 0 || foreground == ::getpgrp() ? StdinPolicy::Source::terminal
+                                                     : StdinPolicy::Source::background_terminal;
+}
+
 }  // namespace
 
 std::string short_host_name() {
@@ -85,8 +92,7 @@ Result<AttemptStdio> AttemptStdio::make(const WorkerGroupOptions& options, const
 
 Result<WorkerStdio> AttemptStdio::open(const WorkerEnv& env) const {
   WorkerStdio stdio;
-  const bool has_stdin = options_->stdin_policy == StdinPolicy::all ||
-                         (options_->stdin_policy == StdinPolicy::first && env.local_rank.value == 0);
+  const bool has_stdin = options_->stdin_policy.gives(env.local_rank, stdin_source());
   if (has_stdin && ::fcntl(0, F_GETFD) >= 0) stdio.stdin_fd = 0;
   for (const bool is_stderr : {false, true}) {
     if (auto opened = open_side(env, is_stderr, stdio); !opened) return std::move(opened).error();

@@ -16,6 +16,7 @@
 
 #include "common/exit_code.h"
 #include "common/guarded_main.h"
+#include "common/inherited_state.h"
 #include "common/log.h"
 #include "common/options.h"
 #include "common/standard_fds.h"
@@ -34,7 +35,7 @@ namespace {
 namespace asio = boost::asio;
 
 int complain(int code, const std::string& text) {
-  fmt::print(stderr, "ddprun-rendezvous: {}\n", text);
+  say("ddprun-rendezvous: " + usage_sentence(text));
   return code;
 }
 
@@ -53,9 +54,14 @@ std::size_t clients_that_fit() {
   return all - std::min(all / 4, kLeft);
 }
 
-asio::awaitable<void> serve_until_signalled(asio::io_context& io, RendezvousServer& server,
-                                            std::unique_ptr<MetricsServer>& metrics) {
-  asio::signal_set signals(io, SIGTERM, SIGINT);
+// A script's `ddprun-rendezvous &` is not meant by the Ctrl-C for what runs in front: its shell ignores SIGINT for it.
+void catch_unless_ignored(asio::signal_set& signals, int number) {
+  struct sigaction action {};
+  if (::sigaction(number, nullptr, &action) != 0 || action.sa_handler != SIG_IGN) signals.add(number);
+}
+
+asio::awaitable<void> serve_until_signalled(RendezvousServer& server, std::unique_ptr<MetricsServer>& metrics,
+                                            asio::signal_set& signals) {
   constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
   const auto [error, number] = co_await signals.async_wait(as_tuple);
   log_info("stopping signal={} agents={}", number, server.agents());
@@ -65,8 +71,7 @@ asio::awaitable<void> serve_until_signalled(asio::io_context& io, RendezvousServ
 }
 
 int run(int argc, char** argv) {
-  open_standard_fds();
-  ::signal(SIGPIPE, SIG_IGN);
+  settle_inherited_state();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const OptionTable& table = rendezvous_option_table();
   auto parsed = table.parse(arguments, process_environment());
@@ -86,6 +91,8 @@ int run(int argc, char** argv) {
   auto listener = tcp_listen(listen);
   if (!listener) return complain(code_of(listener.error()), listener.error().message());
   asio::io_context io(1);
+  asio::signal_set signals(io);  // caught before anybody is told that we are there
+  for (const int number : {SIGTERM, SIGINT}) catch_unless_ignored(signals, number);
   ServerOptions server_options;
   server_options.token = options->token;
   server_options.store.max_store_bytes = options->max_store_bytes;
@@ -119,7 +126,7 @@ int run(int argc, char** argv) {
   log_info("serving port={} metrics_port={}", server.port(), metrics ? std::to_string(metrics->port()) : "none");
   sd_notify("READY=1");
   std::exception_ptr failure;
-  asio::co_spawn(io, serve_until_signalled(io, server, metrics), [&](std::exception_ptr thrown) {
+  asio::co_spawn(io, serve_until_signalled(server, metrics, signals), [&](std::exception_ptr thrown) {
     failure = thrown;
     io.stop();
   });

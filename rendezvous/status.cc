@@ -7,6 +7,8 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "common/printable.h"
+
 namespace ddprun::rendezvous {
 
 using nlohmann::json;
@@ -62,45 +64,25 @@ std::string to_status_json(const std::vector<JobStatus>& jobs,
                    {"news", found == news.end() ? json::array() : json(found->second)}});
   }
   // Host names and texts come from peers: bytes that are no UTF-8 are replaced, not thrown at.
-  return json{{"jobs", std::move(all)}}.dump(2, ' ', false, json::error_handler_t::replace);
+  return json{{"jobs", std::move(all)}}.dump(2, ' ', true, json::error_handler_t::replace);
 }
 
 namespace {
-
-// Length of the UTF-8 character at the beginning of `text`; 0: there is none.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  if (lead < 0x80) return 1;
-  const std::size_t length = lead >= 0xc2 && lead < 0xe0   ? 2
-                             : lead >= 0xe0 && lead < 0xf0 ? 3
-                             : lead >= 0xf0 && lead < 0xf5 ? 4
-                                                           : 0;
-  if (length == 0 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  // Longer than needed, a surrogate, beyond U+10FFFF.
-  const unsigned char second = byte(1);
-  const bool wrong = (lead == 0xe0 && second < 0xa0) || (lead == 0xed && second >= 0xa0) ||
-                     (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second >= 0x90);
-  return wrong ? 0 : length;
-}
 
 // A label value as OpenMetrics wants it. One byte that is no UTF-8 would make a scraper refuse everything; it is shown
 // as \xNN, and so are control characters and the backslash itself, so that two run ids never become one.
 std::string escaped(std::string_view text) {
   std::string out;
   while (!text.empty()) {
-    const std::size_t length = utf8_length(text);
-    const char c = text.front();
-    if (length == 0 || static_cast<unsigned char>(c) < 0x20 || c == '\\') {
-      out += fmt::format("\\\\x{:02x}", static_cast<unsigned char>(c));
+    const std::string_view character = text.substr(0, std::max<std::size_t>(1, utf8_length(text)));
+    const char c = character.front();
+    if (c == '\\' || printable(character) != character) {
+      for (const char byte : character) out += fmt::format("\\\\x{:02x}", static_cast<unsigned char>(byte));
     } else {
       if (c == '"') out += '\\';
-      out += text.substr(0, length);
+      out += character;
     }
-    text.remove_prefix(std::max<std::size_t>(1, length));
+    text.remove_prefix(character.size());
   }
   return out;
 }

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <signal.h>
 
 #include <cstdio>
 #include <span>
@@ -9,12 +8,14 @@
 
 #include "common/exit_code.h"
 #include "common/guarded_main.h"
+#include "common/inherited_state.h"
 #include "common/log.h"
 #include "common/options.h"
 #include "common/standard_fds.h"
 #include "common/worker_env.h"
 #include "worker/comm/bench.h"
 #include "worker/config.h"
+#include "worker/lone_copy.h"
 #include "worker/options.h"
 #include "worker/plot.h"
 #include "worker/run_error.h"
@@ -28,7 +29,7 @@ namespace ddprun::trainer {
 namespace {
 
 int usage_error(const std::string& message) {
-  std::fprintf(stderr, "trainer: %s\n", message.c_str());
+  say("trainer: " + usage_sentence(message));
   return exit_code::kUsage;
 }
 
@@ -59,13 +60,14 @@ int run(const std::vector<std::string>& arguments) {
   auto options = table.parse(arguments, process_environment());
   if (!options) return usage_error(options.error().message());
   if (print_if_asked(table, *options)) return printed(exit_code::kOk);
-  // A file that reaches the limit on its size (ulimit -f) is an error that write() tells, as a full disk is.
-  ::signal(SIGXFSZ, SIG_IGN);
   // Before any other thread is started: they must inherit the blocked signals.
   auto stop = StopSignal::create();
   if (!stop) return usage_error(stop.error().message());
   auto env = from_environment(process_environment());
   if (!env) return usage_error(env.error().message());
+  if (!env->launched && !options->flag("single") && !options->flag("check")) {
+    if (auto alone = check_lone_copy(process_environment()); !alone) return usage_error(alone.error().message());
+  }
   auto config = config_from_options(*options);
   if (!config) {
     // Every rank reads the same file: one of each node says what is wrong with it.
@@ -90,6 +92,7 @@ int run(const std::vector<std::string>& arguments) {
 }  // namespace ddprun::trainer
 
 int main(int argc, char** argv) {
+  ddprun::settle_inherited_state();
   ddprun::log_init("trainer", ddprun::LogLevel::info);
   return ddprun::guarded_main("trainer", [argc, argv] {
     return ddprun::trainer::run(std::vector<std::string>(argv + (argc > 0 ? 1 : 0), argv + argc));

@@ -11,6 +11,8 @@ std::vector<OptionSpec> option_specs() {
       make_option("set", OptionKind::text, "", "KEY=VALUE",
                   "replaces one value of the file, e.g. --set data.batch_size=32"),
       make_option("check", OptionKind::flag, "", "", "reads and checks the file, then ends"),
+      make_option("single", OptionKind::flag, "", "",
+                  "trains by itself though srun or mpirun started several copies (each needs files of its own)"),
   };
   specs[2].repeatable = true;
   return specs;

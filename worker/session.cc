@@ -132,7 +132,7 @@ Result<void> open_local(Session& s) {
   if (!model) return std::move(model).error().with_context("model");
   auto store = engine::ParameterStore::create(model->graph, *s.kernels, s.config.train.frozen);
   if (!store) {
-    const bool memory = store.error().code() == Errc::system;
+    const bool memory = store.error().code() == Errc::system || store.error().code() == Errc::exhausted;
     return std::move(store).error().with_context(memory ? "model" : "model.frozen");
   }
   s.store = std::move(*store);

@@ -19,7 +19,12 @@ constexpr std::array<int, 4> kSignals{SIGTERM, SIGINT, SIGUSR1, SIGUSR2};
 sigset_t signal_set() {
   sigset_t set;
   sigemptyset(&set);
-  for (const int signal : kSignals) sigaddset(&set, signal);
+  for (const int signal : kSignals) {
+    // One that was ignored when we started (a script's `trainer &`: SIGINT) is not for us; a descriptor would get it.
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
+    sigaddset(&set, signal);
+  }
   return set;
 }
 

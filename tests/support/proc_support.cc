@@ -120,7 +120,7 @@ std::vector<WorkerSpec> Harness::workers(const std::string& script, int count, s
   return specs;
 }
 
-static asio::awaitable<void> finish_all(WorkerGroup& group, std::vector<WorkerExit>& exits) {
+static asio::awaitable<void> finish_all(PatientGroup& group, std::vector<WorkerExit>& exits) {
   while (true) {
     auto exit = co_await group.next_exit();
     if (!exit) break;
@@ -130,7 +130,7 @@ static asio::awaitable<void> finish_all(WorkerGroup& group, std::vector<WorkerEx
   co_await group.stop(SIGTERM, patience);
 }
 
-std::vector<WorkerExit> finish(Harness& harness, WorkerGroup& group) {
+std::vector<WorkerExit> finish(Harness& harness, PatientGroup& group) {
   std::vector<WorkerExit> exits;
   run(harness.io, finish_all(group, exits));
   return exits;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/worker_group.h"
+#include "tests/support/patient_group.h"
 
 // For tests of the launcher's process side: real workers that are shell scripts.
 namespace ddprun::launcher::testing {
@@ -48,7 +48,7 @@ struct Harness {
   ~Harness();
   std::string console_out() const { return read_file(folder / "console.out"); }
   std::string console_err() const { return read_file(folder / "console.err"); }
-  std::unique_ptr<WorkerGroup> make() { return make_worker_group(io, options); }
+  std::unique_ptr<PatientGroup> make() { return std::make_unique<PatientGroup>(io, options); }
   // `count` workers that run `script` with sh; $RANK, $LOCAL_RANK and $T (the folder) are set.
   std::vector<WorkerSpec> workers(const std::string& script, int count, std::int64_t restart_count = 0) const;
 
@@ -58,6 +58,6 @@ struct Harness {
 };
 
 // Waits for all workers, then for their output; what each local rank ended with.
-std::vector<WorkerExit> finish(Harness& harness, WorkerGroup& group);
+std::vector<WorkerExit> finish(Harness& harness, PatientGroup& group);
 
 }  // namespace ddprun::launcher::testing

@@ -439,7 +439,7 @@ class NcclCommunicator final : public Communicator {
       const FlightState state = *result_                                     ? FlightState::done
                                 : result_->error().code() == Errc::cancelled ? FlightState::aborted
                                                                              : FlightState::failed;
-      core_->setup.recorder->ended(signature_.sequence, state, 0, now_ns());
+      core_->setup.recorder->ended(signature_.sequence, state, {}, now_ns());
     }
     void started(EventHandle event) { event_ = event; }
 

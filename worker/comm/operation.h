@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/clock.h"
+#include "common/flight_recorder.h"
 #include "worker/comm/communicator.h"
 
 namespace ddprun::comm {
@@ -36,7 +37,7 @@ struct Operation {
   Block in;                        // all_reduce, broadcast: the data; all_gather: mine; reduce_scatter: all
   Block out;                       // all_gather: all; reduce_scatter: mine
   std::byte* allocated = nullptr;  // allocate: the result
-  std::uint64_t missing = 0;       // after a failure: ranks that did not come, bit r = rank r (ranks 0..63)
+  MissingRanks missing;            // after a failure: ranks that did not come
   // Steady time in ns; a waiter with its own deadline may move it while the operation runs.
   std::atomic<std::int64_t> deadline_ns{0};
 

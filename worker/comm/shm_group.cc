@@ -258,7 +258,7 @@ Result<void> ShmGroup::check_peers(Operation& op, TimePoint since, Duration grac
     const ShmMember& member = members_[static_cast<std::size_t>(p)];
     if (theirs.left.load(std::memory_order_acquire) != 0) {
       if (!behind()) continue;
-      if (member.rank < 64) op.missing |= std::uint64_t{1} << member.rank;
+      op.missing.add(member.rank);
       return fail(Error(
           Errc::peer_closed,
           fmt::format("rank {} returned early: it closed its communicator after {} collectives, while rank {} waits in "
@@ -268,7 +268,7 @@ Result<void> ShmGroup::check_peers(Operation& op, TimePoint since, Duration grac
     pollfd ended{member.pidfd.get(), POLLIN, 0};
     if (::poll(&ended, 1, 0) > 0 && behind()) {
       if (auto told = verdict()) return *told;  // it may have said why before it ended
-      if (member.rank < 64) op.missing |= std::uint64_t{1} << member.rank;
+      op.missing.add(member.rank);
       return fail(Error(Errc::peer_closed,
                         fmt::format("rank {} died (process {} ended), while rank {} waits in {}; missing ranks: {}",
                                     member.rank, member.pid, rank(), op.signature.describe(), member.rank)));
@@ -302,7 +302,7 @@ Error ShmGroup::timed_out(Operation& op, TimePoint since) {
     const bool stopped = process_state(member.pid) == 'T';
     missing += fmt::format("{}{} (process {}{})", missing.empty() ? "" : ", ", member.rank, member.pid,
                            stopped ? ", stopped by a signal" : "");
-    if (member.rank < 64) op.missing |= std::uint64_t{1} << member.rank;
+    op.missing.add(member.rank);
   }
   const double waited = std::chrono::duration<double>(SteadyClock::now() - since).count();
   return Error(Errc::timed_out, fmt::format("timed out after {:.1f} s in {} on rank {}; missing ranks: {}", waited,
@@ -311,7 +311,7 @@ Error ShmGroup::timed_out(Operation& op, TimePoint since) {
 
 Error ShmGroup::too_slow(Operation& op, int local) {
   const int late = rank_of(local);
-  if (late < 64) op.missing |= std::uint64_t{1} << late;
+  op.missing.add(late);
   return Error(Errc::timed_out,
                fmt::format("timed out in {} on rank {}; missing ranks: {} (it came after the deadline)",
                            op.signature.describe(), rank(), late));

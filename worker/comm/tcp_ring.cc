@@ -177,7 +177,7 @@ std::optional<Error> TcpRing::news() {
 
 Error TcpRing::gone(Operation& op, const Neighbour& who, std::string_view how) {
   if (auto told = news()) return *told;  // it may have said why
-  if (who.rank < 64) op.missing |= std::uint64_t{1} << who.rank;
+  op.missing.add(who.rank);
   if (who.left_after.has_value()) {
     return Error(
         Errc::peer_closed,
@@ -196,7 +196,7 @@ Result<void> TcpRing::check_deadline(Operation& op) {
   const TimePoint now = SteadyClock::now();
   if (now < op.deadline()) return {};
   const auto missing = [&](const Neighbour& n, std::string_view how) {
-    if (n.rank < 64) op.missing |= std::uint64_t{1} << n.rank;
+    op.missing.add(n.rank);
     return fail(Error(Errc::timed_out, fmt::format("timed out in {} on rank {}; missing ranks: {} ({})",
                                                    op.signature.describe(), rank(), n.rank, how)));
   };

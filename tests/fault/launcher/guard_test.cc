@@ -10,6 +10,8 @@
 #include <functional>
 #include <thread>
 
+#include "launcher/kill_tree.h"
+
 namespace ddprun::launcher::testing {
 namespace {
 
@@ -46,8 +48,21 @@ class GuardClock : public ::testing::Test {
     }
     ASSERT_GT(worker_, 0);
     ASSERT_TRUE(eventually([&] { return ::getsid(worker_) == worker_; }));
-    guard_->expect_workers();
+    token_ = guard_->expect_workers();
     guard_->add_session(worker_);
+  }
+  // Another process in a session of its own, with `token` in its environment.
+  static pid_t start_with(const std::string& token) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::setsid();
+      std::string entry = token;
+      char* const environment[] = {entry.data(), nullptr};
+      ::execle("/bin/sleep", "sleep", "600", nullptr, environment);
+      ::_exit(127);
+    }
+    EXPECT_TRUE(eventually([&] { return find_token("/proc", pid, token).has_value(); }));
+    return pid;
   }
   void TearDown() override {
     if (alive()) {
@@ -61,6 +76,7 @@ class GuardClock : public ::testing::Test {
   }
 
   std::shared_ptr<Guard> guard_;
+  std::string token_;
   pid_t worker_ = -1;
   bool dead_ = false;
 };
@@ -84,6 +100,70 @@ TEST_F(GuardClock, AGuardThatWasStoppedKillsNobodyForATimeThatWasPutOff) {
   guard_->add_folder("/nonexistent/ddprun-guard-test");
   ASSERT_TRUE(eventually([&] { return state_of(guard_->pid()) == 'S'; }));
   EXPECT_TRUE(alive()) << "killed for a time that had been put off";
+  guard_->kill_workers_at(SteadyClock::now());
+  EXPECT_TRUE(eventually([&] { return !alive(); }));
+}
+
+// Everything was stopped for longer than the lease. The launcher runs first: it has stopped its workers and started
+// others before the guard looks at the time that is over.
+TEST_F(GuardClock, ATimeThatIsOverIsNotForTheNextAttempt) {
+  ASSERT_EQ(::kill(guard_->pid(), SIGSTOP), 0);
+  ASSERT_TRUE(eventually([&] { return state_of(guard_->pid()) == 'T'; }));
+  guard_->kill_workers_at(SteadyClock::now());
+  ::kill(worker_, SIGKILL);
+  ASSERT_TRUE(eventually([&] { return !alive(); }));
+  guard_->remove_session(worker_);
+  guard_->no_workers_left();
+  const std::string token = guard_->expect_workers();
+  EXPECT_NE(token, token_);
+  const pid_t next = start_with(token + ".0");
+  guard_->add_session(next);
+  ASSERT_EQ(::kill(guard_->pid(), SIGCONT), 0);
+  guard_->add_folder("/nonexistent/ddprun-guard-test");
+  ASSERT_TRUE(eventually([&] { return state_of(guard_->pid()) == 'S'; }));
+  EXPECT_EQ(::waitpid(next, nullptr, WNOHANG), 0) << "the next attempt's worker was killed";
+  guard_->kill_workers_at(SteadyClock::now());
+  EXPECT_EQ(::waitpid(next, nullptr, 0), next);
+}
+
+// The same, but the guard is in the middle of its work when the next attempt starts.
+TEST_F(GuardClock, WhileItKillsTheNextAttemptMayStart) {
+  guard_->kill_workers_at(SteadyClock::now());
+  ASSERT_TRUE(eventually([&] { return !alive(); }));
+  guard_->remove_session(worker_);
+  guard_->no_workers_left();
+  const std::string token = guard_->expect_workers();
+  const pid_t next = start_with(token + ".0");
+  guard_->add_session(next);
+  guard_->add_folder("/nonexistent/ddprun-guard-test");
+  ASSERT_TRUE(eventually([&] { return state_of(guard_->pid()) == 'S'; }));
+  std::this_thread::sleep_for(milliseconds(50));  // its rounds are 5 ms
+  EXPECT_EQ(::waitpid(next, nullptr, WNOHANG), 0) << "the next attempt's worker was killed";
+  ::kill(next, SIGKILL);
+  ::waitpid(next, nullptr, 0);
+}
+
+TEST_F(GuardClock, OneThatIsKilledIsReplacedAndKnowsEverything) {
+  const pid_t first = guard_->pid();
+  guard_->kill_workers_at(SteadyClock::now() + hours(1));
+  ASSERT_EQ(::kill(first, SIGKILL), 0);
+  ASSERT_TRUE(eventually([&] { return state_of(first) == 'Z'; }));
+  guard_->look_after();
+  EXPECT_NE(guard_->pid(), first);
+  EXPECT_TRUE(eventually([&] { return state_of(guard_->pid()) == 'S'; }));
+  const pid_t stray = start_with(token_ + ".3");
+  EXPECT_TRUE(alive());
+  guard_.reset();
+  EXPECT_TRUE(eventually([&] { return !alive(); }));
+  EXPECT_EQ(::waitpid(stray, nullptr, 0), stray);
+}
+
+// One that somebody stopped and that reads nothing must not stop us: a pipe holds 64 KiB.
+TEST_F(GuardClock, OneThatDoesNotReadIsReplaced) {
+  const pid_t first = guard_->pid();
+  ASSERT_EQ(::kill(first, SIGSTOP), 0);
+  for (int i = 0; i < 20'000; ++i) guard_->remove_folder("/nonexistent/ddprun-guard-test");
+  EXPECT_NE(guard_->pid(), first);
   guard_->kill_workers_at(SteadyClock::now());
   EXPECT_TRUE(eventually([&] { return !alive(); }));
 }

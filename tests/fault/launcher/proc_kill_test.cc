@@ -125,6 +125,73 @@ TEST(KilledLauncher, WorkersHelpersAndFoldersGo) {
   EXPECT_TRUE(eventually([&] { return job.temporary_folder_empty(); }, std::chrono::seconds(20)));
 }
 
+// A worker that has ended is forgotten: its id may be another's when the launcher is killed.
+TEST(KilledLauncher, WhoGotAnEndedWorkersIdLives) {
+  if (std::system("unshare --pid --fork --mount-proc sh -c 'echo 100 >/proc/sys/kernel/ns_last_pid' 2>/dev/null") !=
+      0) {
+    GTEST_SKIP() << "no pid namespace can be made here";
+  }
+  const std::string script =
+      kMini +
+      " 2 'if [ $RANK = 0 ]; then echo $$ >$T/ended; exit 0; fi; sleep 600' & launcher=$!; "
+      "while [ ! -s $T/ended ] || kill -0 $(cat $T/ended) 2>/dev/null; do sleep 0.01; done; ended=$(cat $T/ended); "
+      "sleep 0.1; "  // its end is dealt with
+      "for try in 1 2 3 4 5; do echo $((ended - 1)) >/proc/sys/kernel/ns_last_pid; setsid sleep 600 & other=$!; "
+      "[ $other = $ended ] && break; kill -KILL $other; done; [ $other = $ended ] || exit 3; "
+      "kill -KILL $launcher; while pgrep -x ddprun-guard >/dev/null; do sleep 0.01; done; "
+      "kill -0 $other || exit 4; kill -KILL $other";
+  Job job({"/usr/bin/unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "/bin/bash", "-c", script});
+  const int status = job.wait();
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_NE(WEXITSTATUS(status), 4) << "killed by the guard";
+  EXPECT_EQ(WEXITSTATUS(status), 0) << job.output();
+}
+
+// Shared memory of Python, when nobody is left but the guard.
+TEST(KilledLauncher, TrackersOfSharedMemoryCleanUpFirst) {
+  if (std::system("python3 -c 'import multiprocessing.shared_memory' 2>/dev/null") != 0) {
+    GTEST_SKIP() << "no python3 here";
+  }
+  Job job({kMini, "2",
+           "exec python3 -c 'import os, time; from multiprocessing import shared_memory\n"
+           "memory = shared_memory.SharedMemory(create=True, size=4096)\n"
+           "path = os.environ[\"T\"] + \"/name\" + os.environ[\"RANK\"]\n"
+           "if os.fork() == 0: time.sleep(600)\n"
+           "open(path + \".tmp\", \"w\").write(memory.name.lstrip(\"/\"))\n"
+           "os.rename(path + \".tmp\", path)\n"
+           "time.sleep(600)'"});
+  ASSERT_TRUE(eventually([&] { return job.exists("name0") && job.exists("name1"); })) << job.output();
+  signal_process(job.pid(), SIGKILL);
+  job.wait();
+  EXPECT_TRUE(eventually([&] { return job.left().empty(); })) << job.describe_left();
+  for (const char* name : {"name0", "name1"}) {
+    const std::string memory = "/dev/shm/" + read_file(job.file(name));
+    EXPECT_FALSE(std::filesystem::exists(memory)) << memory;
+    std::filesystem::remove(memory);
+  }
+}
+
+TEST(KilledGuard, IsStartedAgain) {
+  Job job({kMini, "1", "setsid sleep 600 & : >$T/up; wait; sleep 600"});
+  ASSERT_TRUE(eventually([&] { return job.exists("up"); }));
+  const auto guards = [&] {
+    auto children = find_children("/proc", job.pid());
+    std::erase_if(children, [](pid_t pid) {
+      const auto stat = read_process_stat("/proc", pid);
+      return !stat || stat->is_dead() || stat->name != "ddprun-guard";
+    });
+    return children;
+  };
+  ASSERT_TRUE(eventually([&] { return guards().size() == 1; }));
+  const pid_t first = guards().at(0);
+  signal_process(first, SIGKILL);
+  ASSERT_TRUE(eventually([&] { return guards().size() == 1 && guards().at(0) != first; }));
+  signal_process(job.pid(), SIGKILL);
+  job.wait();
+  EXPECT_TRUE(eventually([&] { return job.left().empty(); })) << job.describe_left();
+  EXPECT_TRUE(eventually([&] { return job.temporary_folder_empty(); }));
+}
+
 TEST(KilledLauncher, GuardHoldsNothingOfTheUsers) {
   // `ddprun | tee` must see the end of file when ddprun goes, although the guard is a process of its own.
   int ends[2];

@@ -13,7 +13,7 @@
 
 #include "common/log.h"
 #include "common/task_group.h"
-#include "launcher/worker_group.h"
+#include "tests/support/patient_group.h"
 
 namespace asio = boost::asio;
 using namespace ddprun;
@@ -25,11 +25,11 @@ namespace {
 
 int g_code = 0;
 
-asio::awaitable<void> stop(WorkerGroup& group, int signal, std::chrono::milliseconds patience) {
+asio::awaitable<void> stop(PatientGroup& group, int signal, std::chrono::milliseconds patience) {
   co_await group.stop(signal, patience);
 }
 
-asio::awaitable<void> live(asio::io_context& io, asio::signal_set& signals, WorkerGroup& group) {
+asio::awaitable<void> live(asio::io_context& io, asio::signal_set& signals, PatientGroup& group) {
   TaskGroup tasks(io.get_executor());
   int received = 0;
   std::function<void()> wait = [&] {
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
   if (!logs) return 1;
   options.logs = *logs;
   options.recorder_bytes = 4096;
-  auto group = make_worker_group(io, options);
+  auto group = std::make_unique<PatientGroup>(io, options);
   std::vector<WorkerSpec> specs;
   for (int i = 0; i < std::atoi(argv[1]); ++i) {
     WorkerSpec spec;

@@ -71,9 +71,9 @@ TEST(Output, RedirectsByRankAndConsoleFilter) {
   EXPECT_EQ(harness.console_out(), "out3\n");
   EXPECT_THAT(harness.console_err(), ::testing::AnyOf("err0\nerr3\n", "err3\nerr0\n"));
   // A rank that is not shown still has its last words.
-  EXPECT_EQ(group->evidence(LocalRank(5)).last_lines, std::vector<std::string>{"err5"});
-  EXPECT_EQ(group->evidence(LocalRank(11)).last_lines, std::vector<std::string>{"err11"});
-  EXPECT_EQ(group->evidence(LocalRank(11)).log_paths.size(), 2u);
+  EXPECT_EQ(group->group().evidence(LocalRank(5)).last_lines, std::vector<std::string>{"err5"});
+  EXPECT_EQ(group->group().evidence(LocalRank(11)).last_lines, std::vector<std::string>{"err11"});
+  EXPECT_EQ(group->group().evidence(LocalRank(11)).log_paths.size(), 2u);
 }
 
 TEST(Output, FilteredLinesOfAllRanks) {
@@ -271,7 +271,7 @@ TEST(Output, WorkersOnATerminalHaveATerminal) {
   EXPECT_EQ(terminal.take(), "is-a-tty\r\nstderr-is-none\r\n33 77\r\n10%\r20%\r\r\n");
 }
 
-asio::awaitable<void> resize_and_wait(WorkerGroup& group, Harness& harness, Terminal& terminal) {
+asio::awaitable<void> resize_and_wait(PatientGroup& group, Harness& harness, Terminal& terminal) {
   EXPECT_TRUE(eventually([&] { return ::access((harness.folder / "up").c_str(), F_OK) == 0; }));
   const winsize size{.ws_row = 44, .ws_col = 99, .ws_xpixel = 0, .ws_ypixel = 0};
   ::ioctl(terminal.master, TIOCSWINSZ, &size);
@@ -311,8 +311,8 @@ TEST(LogTree, AsTorchrunAndNothingOverwritten) {
     for (auto& spec : later) spec.env.round = Round(5);
     ASSERT_TRUE(group->start(std::move(later)));
     for (const auto& exit : finish(harness, *group)) EXPECT_TRUE(exit.status.success()) << exit.status.to_string();
-    EXPECT_EQ(group->evidence(LocalRank(1)).error_file_json, "{}");
-    EXPECT_EQ(group->evidence(LocalRank(1)).error_file,
+    EXPECT_EQ(group->group().evidence(LocalRank(1)).error_file_json, "{}");
+    EXPECT_EQ(group->group().evidence(LocalRank(1)).error_file,
               harness.options.logs->root() + "/attempt_1.round_5/1/error.json");
   }
   const auto files = files_below(harness.folder / "new/deep/dir");
@@ -324,6 +324,13 @@ TEST(LogTree, AsTorchrunAndNothingOverwritten) {
   EXPECT_EQ(read_file(root + "/attempt_1.round_5/1/stdout.log"), "again\n");
 }
 
+TEST(LogTree, SeveralNodesOnOneDiskHaveTheirNamesInTheirFolders) {
+  const TempFolder folder;
+  auto logs = LogTree::open(folder.path(), "job", nullptr, "node/7");
+  ASSERT_TRUE(logs);
+  EXPECT_THAT((*logs)->root(), ::testing::StartsWith(folder / "job_node_7_"));
+}
+
 TEST(LogTree, TemporaryFolderHoldsErrorFilesAndGoes) {
   Harness harness;
   auto logs = LogTree::open("", "none", nullptr);
@@ -333,8 +340,8 @@ TEST(LogTree, TemporaryFolderHoldsErrorFilesAndGoes) {
   auto group = harness.make();
   ASSERT_TRUE(group->start(harness.workers("printf '{\"message\": \"m\"}' >$TORCHELASTIC_ERROR_FILE; exit 1", 1)));
   finish(harness, *group);
-  EXPECT_EQ(group->evidence(LocalRank(0)).error_file_json, "{\"message\": \"m\"}");
-  EXPECT_TRUE(group->evidence(LocalRank(0)).log_paths.empty());
+  EXPECT_EQ(group->group().evidence(LocalRank(0)).error_file_json, "{\"message\": \"m\"}");
+  EXPECT_TRUE(group->group().evidence(LocalRank(0)).log_paths.empty());
   const std::string root = harness.options.logs->root();
   EXPECT_EQ(::access(root.c_str(), F_OK), 0);
   group.reset();

@@ -37,16 +37,16 @@ TEST(WorkerGroup, PassesOutputThroughAndReportsExits) {
   Harness harness;
   auto group = harness.make();
   ASSERT_TRUE(group->start(harness.workers("echo out $RANK; echo err $RANK >&2; exit $RANK", 3)));
-  EXPECT_TRUE(group->running());
+  EXPECT_TRUE(group->group().running());
   const auto exits = finish(harness, *group);
   ASSERT_EQ(exits.size(), 3u);
   for (const auto& exit : exits) {
     EXPECT_EQ(exit.status.code, exit.local_rank.value);
     EXPECT_FALSE(exit.stopped_by_us);
-    EXPECT_EQ(group->evidence(exit.local_rank).last_lines,
+    EXPECT_EQ(group->group().evidence(exit.local_rank).last_lines,
               std::vector<std::string>{"err " + std::to_string(exit.local_rank.value)});
   }
-  EXPECT_FALSE(group->running());
+  EXPECT_FALSE(group->group().running());
   const std::string out = harness.console_out();
   for (const char* line : {"out 0\n", "out 1\n", "out 2\n"}) EXPECT_NE(out.find(line), std::string::npos) << out;
   EXPECT_EQ(out.size(), 18u);
@@ -94,7 +94,7 @@ TEST(WorkerGroup, NamesTheStepThatFailed) {
   ASSERT_FALSE(started);
   EXPECT_EQ(started.error().code(), Errc::not_found);
   EXPECT_NE(started.error().message().find("missing: No such file"), std::string::npos) << started.error().message();
-  EXPECT_FALSE(group->running());
+  EXPECT_FALSE(group->group().running());
   finish(harness, *group);
   const std::size_t after_one = open_descriptors();
 
@@ -102,7 +102,7 @@ TEST(WorkerGroup, NamesTheStepThatFailed) {
   specs[0].process.executable = harness.folder.path();
   const auto denied = group->start(std::move(specs));
   ASSERT_FALSE(denied);
-  EXPECT_EQ(denied.error().code(), Errc::system);
+  EXPECT_EQ(denied.error().code(), Errc::not_executable);
   EXPECT_NE(denied.error().message().find("Permission denied"), std::string::npos) << denied.error().message();
   finish(harness, *group);
   EXPECT_EQ(open_descriptors(), after_one);
@@ -119,7 +119,7 @@ TEST(WorkerGroup, ReportsTheSignal) {
   EXPECT_NE(exits[0].status.to_string().find("SIGSEGV"), std::string::npos);
 }
 
-asio::awaitable<void> stop_when_ready(WorkerGroup& group, const std::string& ready, int count, milliseconds patience) {
+asio::awaitable<void> stop_when_ready(PatientGroup& group, const std::string& ready, int count, milliseconds patience) {
   for (int i = 0; i < count; ++i) {
     EXPECT_TRUE(eventually([&] { return ::access((ready + std::to_string(i)).c_str(), F_OK) == 0; }));
   }
@@ -134,8 +134,8 @@ TEST(WorkerGroup, StopGivesTimeToSave) {
                       "echo \"saved after $n\" >$T/saved$RANK",
                       2)));
   run(harness.io, stop_when_ready(*group, harness.folder / "up", 2, seconds(30)));
-  EXPECT_FALSE(group->running());
-  for (const auto& exit : group->exits()) {
+  EXPECT_FALSE(group->group().running());
+  for (const auto& exit : group->group().exits()) {
     EXPECT_TRUE(exit.stopped_by_us);
     EXPECT_TRUE(exit.status.success()) << exit.status.to_string();
   }
@@ -150,11 +150,11 @@ TEST(WorkerGroup, StopKillsWhoDoesNotGoInTime) {
   const auto begin = SteadyClock::now();
   run(harness.io, stop_when_ready(*group, harness.folder / "up", 2, milliseconds(300)));
   EXPECT_GE(SteadyClock::now() - begin, milliseconds(300));
-  ASSERT_EQ(group->exits().size(), 2u);
-  for (const auto& exit : group->exits()) EXPECT_EQ(exit.status.signal, SIGKILL);
+  ASSERT_EQ(group->group().exits().size(), 2u);
+  for (const auto& exit : group->group().exits()) EXPECT_EQ(exit.status.signal, SIGKILL);
 }
 
-asio::awaitable<void> stop_twice(WorkerGroup& group, Harness& harness) {
+asio::awaitable<void> stop_twice(PatientGroup& group, Harness& harness) {
   EXPECT_TRUE(eventually([&] { return ::access((harness.folder / "up0").c_str(), F_OK) == 0; }));
   bool first_done = false;
   auto first = [&]() -> asio::awaitable<void> {
@@ -173,7 +173,7 @@ TEST(WorkerGroup, SecondStopShortensTheFirst) {
   auto group = harness.make();
   ASSERT_TRUE(group->start(harness.workers("trap '' TERM INT; : >$T/up$RANK; while :; do sleep 0.1; done", 1)));
   run(harness.io, stop_twice(*group, harness));
-  EXPECT_EQ(group->exits().at(0).status.signal, SIGKILL);
+  EXPECT_EQ(group->group().exits().at(0).status.signal, SIGKILL);
 }
 
 TEST(WorkerGroup, HelpersEndWithTheirWorker) {
@@ -190,6 +190,67 @@ TEST(WorkerGroup, HelpersEndWithTheirWorker) {
     const int pid = std::stoi(read_file(harness.folder / name));
     EXPECT_TRUE(is_dead(pid)) << name << " " << pid;
   }
+}
+
+// A worker with a helper in its process group, as a data loader is; both note each SIGUSR1 and SIGTERM.
+const char* const kWithLoader =
+    "note() { echo $1 >>$T/$2; }; "
+    "(trap 'note usr1 loader' USR1; trap 'note term loader; exit' TERM; : >$T/up_loader; "
+    "while :; do sleep 0.01; done) & "
+    "trap 'note usr1 worker' USR1; trap 'note term worker; : >$T/done' TERM; : >$T/up_worker; "
+    "while [ ! -e $T/done ]; do sleep 0.01; done; kill $!; wait";
+
+asio::awaitable<void> forward_and_stop(PatientGroup& group, const Harness& harness, bool loader_too) {
+  const auto has = [&](const char* file, const char* text) {
+    return read_file(harness.folder / file).find(text) != std::string::npos;
+  };
+  EXPECT_TRUE(eventually([&] {
+    return ::access((harness.folder / "up_loader").c_str(), F_OK) == 0 &&
+           ::access((harness.folder / "up_worker").c_str(), F_OK) == 0;
+  }));
+  group.group().forward(SIGUSR1);
+  EXPECT_TRUE(eventually([&] { return has("worker", "usr1") && (!loader_too || has("loader", "usr1")); }));
+  co_await group.stop(SIGTERM, seconds(600));
+  EXPECT_TRUE(has("worker", "term"));
+  EXPECT_EQ(has("loader", "usr1"), loader_too);
+}
+
+TEST(WorkerGroup, SignalsGoToTheWorkerNotToItsLoaders) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers(kWithLoader, 1)));
+  run(harness.io, forward_and_stop(*group, harness, false));
+}
+
+TEST(WorkerGroup, SignalsGoToTheWholeGroupWhereThatIsWanted) {
+  Harness harness;
+  harness.options.signal_scope = SignalScope::group;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers(kWithLoader, 1)));
+  run(harness.io, forward_and_stop(*group, harness, true));
+}
+
+// A shell without a trap dies of the signal that the program behind it should hear.
+TEST(WorkerGroup, TheProgramBehindAWrapperHearsTheStopSignalAndCanSave) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers(
+      "sh -c 'trap \"sleep 0.3; : >$T/saved; exit\" TERM; : >$T/up0; while :; do sleep 0.01; done'; exit 1", 1)));
+  run(harness.io, stop_when_ready(*group, harness.folder / "up", 1, seconds(600)));
+  EXPECT_EQ(group->group().exits().at(0).status.signal, SIGTERM);
+  EXPECT_EQ(::access((harness.folder / "saved").c_str(), F_OK), 0);
+}
+
+TEST(WorkerGroup, AStoppedWorkerHearsTheStopSignal) {
+  Harness harness;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("trap 'exit 5' TERM; : >$T/up0; while :; do sleep 0.01; done", 1)));
+  ASSERT_TRUE(eventually([&] { return ::access((harness.folder / "up0").c_str(), F_OK) == 0; }));
+  const pid_t pid = group->group().pids().at(0);
+  ::kill(pid, SIGSTOP);
+  ASSERT_TRUE(eventually([&] { return read_process_stat("/proc", pid)->state == 'T'; }));
+  run(harness.io, stop_when_ready(*group, harness.folder / "up", 1, seconds(600)));
+  EXPECT_EQ(group->group().exits().at(0).status.code, 5);
 }
 
 TEST(WorkerGroup, OneAttemptAfterTheOther) {
@@ -239,7 +300,7 @@ TEST(WorkerGroup, RecorderOutlivesItsWorker) {
   ASSERT_TRUE(group->start(harness.workers("printf hello >/proc/self/fd/$DDPRUN_RECORDER_FD; kill -KILL $$", 1)));
   finish(harness, *group);
   char text[6] = {};
-  ASSERT_EQ(::pread(group->recorder_fd(LocalRank(0)), text, 5, 0), 5);
+  ASSERT_EQ(::pread(group->group().recorder_fd(LocalRank(0)), text, 5, 0), 5);
   EXPECT_STREQ(text, "hello");
 }
 
@@ -278,10 +339,10 @@ TEST(WorkerGroup, SaysThatTheMemoryLimitKilled) {
   const auto exits = finish(harness, *group);
   ASSERT_EQ(exits.size(), 2u);
   for (const auto& exit : exits) EXPECT_EQ(exit.status.signal, SIGKILL);
-  EXPECT_TRUE(group->evidence(LocalRank(0)).out_of_memory);
-  EXPECT_NE(group->evidence(LocalRank(0)).out_of_memory_detail.find("32.0 MiB"), std::string::npos)
-      << group->evidence(LocalRank(0)).out_of_memory_detail;
-  EXPECT_FALSE(group->evidence(LocalRank(1)).out_of_memory);  // somebody's SIGKILL
+  EXPECT_TRUE(group->group().evidence(LocalRank(0)).out_of_memory);
+  EXPECT_NE(group->group().evidence(LocalRank(0)).out_of_memory_detail.find("32.0 MiB"), std::string::npos)
+      << group->group().evidence(LocalRank(0)).out_of_memory_detail;
+  EXPECT_FALSE(group->group().evidence(LocalRank(1)).out_of_memory);  // somebody's SIGKILL
 }
 
 // A child that leaves the session and hides its environment: only a control group still knows it.
@@ -312,7 +373,7 @@ TEST(WorkerGroup, DestructionEndsEverything) {
   {
     auto group = harness.make();
     ASSERT_TRUE(group->start(harness.workers("trap '' TERM; sleep 600 & echo $! >$T/child; wait; sleep 600", 1)));
-    leader = group->pids().at(0);
+    leader = group->group().pids().at(0);
     ASSERT_TRUE(eventually([&] { return !read_file(harness.folder / "child").empty(); }));
   }
   EXPECT_TRUE(is_dead(leader));

@@ -393,6 +393,42 @@ TEST_F(Flags, SignalsToForwardLetTheJobGoOn) {
   refused({"--signals-to-forward=SIGTERM"}, "stands in --signals-to-handle too");
 }
 
+TEST_F(Flags, SignalScope) {
+  // A helper in the worker's process group, as a data loader is.
+  const std::string script =
+      "sh -c 'trap \"echo loader; exit 0\" USR1; : >ready; while :; do sleep 0.02; done' & "
+      "trap 'echo worker; sleep 0.2; kill -KILL $!; exit 0' USR1; until [ -e ready ]; do sleep 0.01; done; "
+      "echo both >ready; while :; do sleep 0.02; done";
+  for (const bool group : {false, true}) {
+    std::filesystem::remove(runner / "ready");
+    const std::string scope = group ? "--signal-scope=group" : "--signal-scope=worker";
+    auto run = runner.start({"ddprun", scope, "--no-python", "sh", "-c", script});
+    ASSERT_TRUE(run.wait_for("started 1 worker"));
+    while (runner.read("ready") != "both\n") ::usleep(10'000);
+    run.signal(SIGUSR1);
+    const auto end = run.wait();
+    EXPECT_EQ(end.code, 0) << end.err;
+    EXPECT_THAT(end.out, HasSubstr("worker"));
+    EXPECT_EQ(end.out.find("loader") != std::string::npos, group) << end.out;
+  }
+  refused({"--signal-scope=all"}, "--signal-scope");
+}
+
+TEST_F(Flags, Leftovers) {
+  const std::string script = "rm -f pid; setsid sh -c 'echo $$ >pid; sleep 0.5; echo done >upload; exec sleep $0' ";
+  auto run = sh({"--leftovers=wait"}, script + "0.1 & sleep 0.1");
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(runner.read("upload"), "done\n");
+  run = sh({"--leftovers=keep"}, script + "300 & until [ -s pid ]; do sleep 0.01; done");
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("left running (--leftovers=keep): pid"));
+  EXPECT_EQ(::kill(std::atoi(runner.read("pid").c_str()), SIGKILL), 0);
+  run = sh({"--leftovers=end"}, "(trap '' TERM; while :; do sleep 0.1; done) & exit 3");
+  EXPECT_EQ(run.code, 3);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("gets SIGTERM: pid"), HasSubstr("killed with SIGKILL: pid")));
+  refused({"--leftovers=some"}, "--leftovers");
+}
+
 TEST_F(Flags, SignalWhileWaitingForNodesEndsAtOnce) {
   HeldPort port;
   auto run = runner.start({"ddprun", "--nnodes=2", "--rdzv-backend=c10d",

@@ -56,6 +56,22 @@ class Trainer : public ::testing::Test, public TrainerRunner {
   }
 };
 
+// srun or mpirun without a launcher: N trainings that overwrite each other's files.
+TEST_F(Trainer, SeveralCopiesWithoutALauncherAreRefused) {
+  write_csv("data.csv", 8, 2);
+  runner().environment["SLURM_PROCID"] = "1";
+  runner().environment["SLURM_STEP_NUM_TASKS"] = "2";
+  const auto refused = run(0);
+  EXPECT_EQ(refused.code, 2) << said(refused);
+  EXPECT_THAT(refused.err, HasSubstr("one of 2 copies that srun started (SLURM_PROCID=1)"));
+  EXPECT_THAT(refused.err, HasSubstr("ddprun --nproc-per-node=2 trainer"));
+  EXPECT_EQ(own_lines(refused), 1) << refused.err;
+  auto alone = command(0);
+  alone.push_back("--single");
+  expect_ok(runner().run(alone));
+  expect_ok(run(2));  // the launcher's workers have a RANK, and Slurm's variables too
+}
+
 TEST_F(Trainer, AnyWayToTheSameGlobalBatchGivesTheSameAnswer) {
   write_csv("data.csv", 64, 3);
   const std::vector<double> right = right_answer(16, 2, 0.05);

@@ -25,6 +25,31 @@ FlightLog log_of(const FlightWriter& w) {
   return std::move(log).value();
 }
 
+MissingRanks missing(const std::vector<int>& ranks) {
+  MissingRanks missing_ranks;
+  for (const int rank : ranks) missing_ranks.add(rank);
+  return missing_ranks;
+}
+
+TEST(FlightRecorder, NamesMissingRanksWhateverTheirNumbers) {
+  using Ranks = std::vector<int>;
+  EXPECT_EQ(missing({}).ranks(), Ranks{});
+  EXPECT_TRUE(missing({}).empty());
+  EXPECT_EQ(missing({63, 64, 60}).ranks(), (Ranks{60, 63, 64}));
+  EXPECT_EQ(missing({6007, 6000, 6063}).ranks(), (Ranks{6000, 6007, 6063}));
+  EXPECT_EQ(missing({6063, 6000}).ranks(), (Ranks{6000, 6063}));
+  EXPECT_EQ(missing({5, 5}).ranks(), Ranks{5});
+  const MissingRanks far = missing({0, 63, 64, 1000});
+  EXPECT_EQ(far.ranks(), (Ranks{0, 63}));
+  EXPECT_EQ(far.more, 2u);
+  EXPECT_EQ(missing({100, 0}).more, 1u);
+
+  auto w = writer(0);
+  w->queued(0, kAllReduce, kF32, 1, 4096, 0, 10);
+  w->ended(0, FlightState::failed, missing({72, 71}), 30);
+  EXPECT_THAT(flight_table(log_of(*w), 10, 1000), HasSubstr("missing: ranks 71, 72"));
+}
+
 TEST(FlightRecorder, LauncherReadsWhatTheWorkerWrote) {
   auto fd = make_flight_recorder("test");
   ASSERT_TRUE(fd);
@@ -33,14 +58,14 @@ TEST(FlightRecorder, LauncherReadsWhatTheWorkerWrote) {
   ASSERT_TRUE(w);
   (*w)->queued(0, kAllReduce, kF32, 1, 4096, 0, 10);
   (*w)->running(0, 20);
-  (*w)->ended(0, FlightState::failed, 1 << 2, 30);
+  (*w)->ended(0, FlightState::failed, missing({2}), 30);
   auto log = read_flight_recorder(fd->get());
   ASSERT_TRUE(log);
   EXPECT_EQ(log->header.rank, 3);
   EXPECT_EQ(log->header.restart_count, 2);
   ASSERT_EQ(log->entries.size(), 1u);
   EXPECT_EQ(describe(log->entries[0]), "all_reduce #0 of 4096 f32 (avg)");
-  EXPECT_EQ(log->entries[0].missing, 4u);
+  EXPECT_EQ(log->entries[0].missing, missing({2}));
   EXPECT_THAT(flight_table(*log, 10, 1000), HasSubstr("missing: rank 2"));
 }
 
@@ -49,7 +74,7 @@ TEST(FlightRecorder, KeepsTheLast1024) {
   for (std::uint64_t s = 0; s < 3000; ++s) {
     w->queued(s, kBarrier, 0, 0, 0, 0, 1);
     w->running(s, 2);
-    w->ended(s, FlightState::done, 0, 3);
+    w->ended(s, FlightState::done, {}, 3);
   }
   const FlightLog log = log_of(*w);
   EXPECT_EQ(log.entries.size(), kFlightEntries);
@@ -74,7 +99,7 @@ TEST(FlightRecorder, VerdictNamesWhoIsMissingWhere) {
     auto w = writer(rank);
     w->queued(0, kBarrier, 0, 0, 0, 0, kSecond);
     w->running(0, kSecond);
-    w->ended(0, FlightState::done, 0, kSecond);
+    w->ended(0, FlightState::done, {}, kSecond);
     if (rank != 1) {
       w->queued(1, kAllReduce, kF32, 0, 4096, 0, 2 * kSecond);
       w->running(1, 2 * kSecond);
@@ -102,7 +127,7 @@ TEST(FlightRecorder, PackedLogsKeepAgesAndTheNewestEntries) {
   for (std::uint64_t s = 0; s < 100; ++s) {
     w->queued(s, kAllReduce, kF32, 0, 8, 0, 10 * kSecond);
     w->running(s, 11 * kSecond);
-    if (s < 99) w->ended(s, FlightState::done, 0, 12 * kSecond);
+    if (s < 99) w->ended(s, FlightState::done, {}, 12 * kSecond);
   }
   const std::vector<FlightLog> logs = {log_of(*w), log_of(*w)};
   const std::string all = pack_flight(logs, 1 << 20, 14 * kSecond);
@@ -124,7 +149,7 @@ TEST(FlightRecorder, PackedLogsKeepAgesAndTheNewestEntries) {
 TEST(FlightRecorder, NoVerdictWhenNobodyWaits) {
   auto w = writer(0);
   w->queued(0, kBarrier, 0, 0, 0, 0, 1);
-  w->ended(0, FlightState::done, 0, 2);
+  w->ended(0, FlightState::done, {}, 2);
   const std::vector<FlightLog> logs = {log_of(*w)};
   EXPECT_EQ(flight_verdict(logs, 3), "");
 }

@@ -45,7 +45,7 @@ TEST(Log, LineHasTimeLevelProgramAndWords) {
 
 TEST(Log, TextOfAPeerCanNeitherForgeALineNorDriveTheTerminal) {
   const std::string line = internal::format_log_line({}, 'W', "p", "a\n2026 I p forged\x1b[2J\r\x7f\ttab \xc3\xa9");
-  EXPECT_EQ(line, "1970-01-01T00:00:00.000Z W p a\n  2026 I p forged\\x1b[2J\\x0d\\x7f\ttab \xc3\xa9\n");
+  EXPECT_EQ(line, "1970-01-01T00:00:00.000Z W p a\n  2026 I p forged\\x1b[2J\\r\\x7f\ttab \xc3\xa9\n");
 }
 
 TEST(Log, WritesToStderrAboveTheLevelOnly) {
@@ -112,6 +112,14 @@ TEST(Log, AReaderThatWentAwayRaisesNoSigpipe) {
               for (int i = 0; i < 3; ++i) log_info("line {}", i);
             }),
             0);
+}
+
+TEST(Log, WordsWithoutALevelAreEscapedTooAndEndTheirLine) {
+  const std::string text = capture([] {
+    say("usage: \r\x1b[2J twice\nas given\twith \xc2\x9b csi");
+    say("whole\n");
+  });
+  EXPECT_EQ(text, "usage: \\r\\x1b[2J twice\nas given\twith \\xc2\\x9b csi\nwhole\n");
 }
 
 TEST(Log, AForkedChildCanLog) {

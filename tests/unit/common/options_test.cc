@@ -283,5 +283,11 @@ TEST(Version, NamesWhatWasBuilt) {
   EXPECT_THAT(text, HasSubstr("CUDA"));
 }
 
+TEST(Options, ACarriageReturnComesWithItsCause) {
+  EXPECT_EQ(usage_sentence("no 'x'"), "no 'x'");
+  EXPECT_THAT(usage_sentence("no 'x\r'"),
+              testing::AllOf(testing::StartsWith("no 'x\\r' ("), testing::HasSubstr("Windows line ends")));
+}
+
 }  // namespace
 }  // namespace ddprun

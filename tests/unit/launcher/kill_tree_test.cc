@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 
 #include "launcher/oom.h"
 #include "tests/support/proc_files.h"
@@ -60,6 +61,100 @@ TEST(KillTree, ChildrenFromTheKernelsListOrFromAll) {
   EXPECT_EQ(children, (std::vector<pid_t>{900002, 900003}));
   write_all_text(proc.folder / "900001/task/900001/children", "900007 900008 ");
   EXPECT_EQ(find_children(proc.folder.path(), 900001), (std::vector<pid_t>{900007, 900008}));
+}
+
+TEST(KillTree, StatTellsStartTimeAndWaitStatus) {
+  std::string line = "77 (x y) Z 1 77 77";
+  for (int field = 7; field <= 52; ++field) line += " " + std::to_string(field * 10);
+  const auto stat = parse_process_stat(line);
+  ASSERT_TRUE(stat);
+  EXPECT_EQ(stat->name, "x y");
+  EXPECT_EQ(stat->start_time, 220u);
+  EXPECT_EQ(stat->wait_status, 520);
+  EXPECT_TRUE(stat->is_dead());
+}
+
+TEST(KillTree, TokensOfAnAttemptAreNotThoseOfAnother) {
+  FakeProc proc;
+  using namespace std::string_literals;
+  proc.add(900001, 'S', 1, 900001, "A=1\0JOB=x.2.7\0"s);
+  EXPECT_EQ(find_token(proc.folder.path(), 900001, "JOB=x.2"), "JOB=x.2.7");
+  EXPECT_EQ(find_token(proc.folder.path(), 900001, "JOB=x"), "JOB=x.2.7");
+  EXPECT_EQ(find_token(proc.folder.path(), 900001, "JOB=x.1"), std::nullopt);
+  EXPECT_EQ(find_token(proc.folder.path(), 900001, "JOB=x.2.77"), std::nullopt);
+  EXPECT_EQ(find_token(proc.folder.path(), 900002, "JOB=x"), std::nullopt);
+}
+
+TEST(KillTree, TrackersAreKnownByTheirCommand) {
+  FakeProc proc;
+  using namespace std::string_literals;
+  const auto is = [&](const std::string& command) {
+    write_all_text(proc.folder / "900001/cmdline", command);
+    return is_tracker(proc.folder.path(), 900001);
+  };
+  EXPECT_TRUE(is("/usr/bin/python3\0-c\0from multiprocessing.resource_tracker import main;main(7)\0"s));
+  EXPECT_TRUE(is("/site-packages/torch/bin/torch_shm_manager\0"s));
+  EXPECT_FALSE(is("python3\0train.py\0torch_shm_manager\0"s));
+  EXPECT_FALSE(is("grep\0multiprocessing.resource_tracker\0"s));
+  EXPECT_FALSE(is(""));
+}
+
+TEST(KillTree, CommandsAreShownWithoutControlCharacters) {
+  FakeProc proc;
+  using namespace std::string_literals;
+  ProcessStat stat;
+  stat.name = "w";
+  write_all_text(proc.folder / "900001/cmdline", "sh\0-c\0a\nb\033[31m\0"s);
+  EXPECT_EQ(describe_command(proc.folder.path(), 900001, stat), "sh -c a?b?[31m");
+  stat.state = 'D';  // its memory may not be readable without hanging
+  EXPECT_EQ(describe_command(proc.folder.path(), 900001, stat), "w");
+  stat.state = 'S';
+  write_all_text(proc.folder / "900001/cmdline", std::string(5'000, 'x'));
+  EXPECT_LT(describe_command(proc.folder.path(), 900001, stat).size(), 100u);
+}
+
+std::vector<pid_t> walk(const FakeProc& proc, pid_t root, std::set<pid_t> without, std::size_t step, int* steps) {
+  ProcessWalk walk(proc.folder.path(), root, std::move(without));
+  std::vector<pid_t> pids;
+  *steps = 0;
+  for (bool complete = false; !complete && *steps < 1'000; ++*steps) {
+    complete = walk.step(step);
+    for (const auto& [pid, stat] : walk.take()) pids.push_back(pid);
+  }
+  std::sort(pids.begin(), pids.end());
+  return pids;
+}
+
+TEST(ProcessWalk, FindsAllDescendantsInBoundedSteps) {
+  for (const bool listed : {true, false}) {
+    FakeProc proc;
+    // 900001 -> 900010..900029 -> one each; 900002 is a stranger with a child.
+    std::string children;
+    proc.add(900001, 'S', 1, 1, "");
+    proc.add(900002, 'S', 1, 1, "");
+    proc.add(900003, 'S', 900002, 1, "");
+    std::vector<pid_t> expected;
+    for (int i = 10; i < 30; ++i) {
+      proc.add(900000 + i, 'S', 900001, 1, "");
+      proc.add(901000 + i, i % 2 == 0 ? 'Z' : 'S', 900000 + i, 1, "");
+      children += std::to_string(900000 + i) + " ";
+      expected.push_back(900000 + i);
+      if (i != 12) expected.push_back(901000 + i);
+      if (listed) {
+        const std::string own = std::to_string(900000 + i);
+        write_all_text(proc.folder / (own + "/task/" + own + "/children"), std::to_string(901000 + i));
+      }
+    }
+    if (listed) write_all_text(proc.folder / "900001/task/900001/children", children);
+    std::sort(expected.begin(), expected.end());
+    int steps = 0;
+    EXPECT_EQ(walk(proc, 900001, {901012}, 5, &steps), expected) << listed;
+    EXPECT_GT(steps, 3);
+    // Without 900010 and what is below it.
+    const auto without = walk(proc, 900001, {900010}, 1'000, &steps);
+    EXPECT_EQ(without.size(), 38u);
+    EXPECT_EQ(steps, 1);
+  }
 }
 
 struct FakeHost {

@@ -14,8 +14,8 @@ class Mixer {
   int add(const std::string& prefix) { return mixer_.add(prefix); }
   void feed(int stream, std::string_view bytes) { mixer_.feed(stream, bytes, clock_.now(), out_); }
   void finish(int stream) { mixer_.finish(stream, out_); }
-  void wait() {
-    clock_.advance(std::chrono::seconds(1));
+  void wait(std::chrono::milliseconds time = std::chrono::seconds(1)) {
+    clock_.advance(time);
     mixer_.flush_idle(clock_.now(), out_);
   }
   bool has_deadline() const { return mixer_.next_flush().has_value(); }
@@ -35,8 +35,7 @@ TEST(LineMixer, PrefixStandsBeforeWholeLinesOnly) {
   mixer.feed(a, "line\nnext");
   EXPECT_EQ(mixer.take(), "[b]:zwei\n[a]:one line\n");
   mixer.wait();
-  EXPECT_EQ(mixer.take(), "");  // no half lines in a file
-  EXPECT_FALSE(mixer.has_deadline());
+  EXPECT_EQ(mixer.take(), "");  // no half lines in a file, as long as they come within seconds
   mixer.feed(b, "ei\n");
   EXPECT_EQ(mixer.take(), "[b]:drei\n");
 }
@@ -82,13 +81,90 @@ TEST(LineMixer, EmptyLinesStay) {
   EXPECT_EQ(mixer.take(), "p \np \np x\n");
 }
 
-TEST(LineMixer, CarriageReturnsInAFileStayInTheirLine) {
+TEST(LineMixer, AProgressBarInAFileShowsWithinASecondAndItsPrefixComesAgain) {
+  Mixer mixer(false);
+  const int a = mixer.add("[a]:"), b = mixer.add("[b]:");
+  mixer.feed(a, "\r1%");
+  EXPECT_EQ(mixer.take(), "");
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "\r[a]:1%");
+  EXPECT_FALSE(mixer.has_deadline());
+  mixer.feed(a, "\r2%\r3%");
+  EXPECT_EQ(mixer.take(), "\r[a]:2%\r");
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "[a]:3%");
+  mixer.feed(b, "line\n");  // not glued to it
+  EXPECT_EQ(mixer.take(), "\n[b]:line\n");
+  mixer.feed(a, "\r4%\r\n");
+  EXPECT_EQ(mixer.take(), "\r[a]:4%\r\n");
+}
+
+TEST(LineMixer, ABarThatEndsInAReturnIsStillOneLineAStream) {
+  Mixer mixer(false);
+  const int a = mixer.add("[a]:"), b = mixer.add("[b]:");
+  mixer.feed(a, "10%\r20%\r");
+  EXPECT_EQ(mixer.take(), "[a]:10%\r");
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "[a]:20%\r");
+  mixer.feed(b, "line\n");
+  mixer.feed(a, "done\r\n");
+  mixer.feed(a, "\r\n");
+  EXPECT_EQ(mixer.take(), "\n[b]:line\n[a]:done\r\n[a]:\r\n");
+  mixer.feed(a, "x\r");
+  mixer.wait();
+  mixer.feed(a, "\n");  // "\r\n" in two pieces is one end
+  EXPECT_EQ(mixer.take(), "[a]:x\r\n");
+}
+
+TEST(LineMixer, WordsWithoutANewlineShowWithinSecondsInAFileToo) {
+  Mixer mixer(false);
+  const int a = mixer.add("[a]:"), b = mixer.add("[b]:");
+  mixer.feed(a, "...");
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "");
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "[a]:...");
+  mixer.feed(a, "..\n");
+  mixer.feed(b, "b\n");
+  EXPECT_EQ(mixer.take(), "..\n[b]:b\n");
+}
+
+TEST(LineMixer, ACharacterIsNotTornByWhatIsShownEarly) {
+  Mixer mixer(true);
+  const int a = mixer.add("[a]:"), b = mixer.add("[b]:");
+  mixer.feed(a, "50\xe2\x82");
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "[a]:50");
+  mixer.feed(b, "line\n");
+  mixer.feed(a, "\xac\n");
+  EXPECT_EQ(mixer.take(), "\n[b]:line\n[a]:\xe2\x82\xac\n");
+  mixer.feed(a, "caf\xe9");  // Latin-1: not for ever
+  mixer.wait();
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "[a]:caf\xe9");
+  EXPECT_FALSE(mixer.has_deadline());
+}
+
+TEST(LineMixer, ManyPiecesOfALongLineAreNotReadAgainEachTime) {
   Mixer mixer(false);
   const int a = mixer.add("[a]:");
-  mixer.feed(a, "10%\r20%\r");
-  EXPECT_EQ(mixer.take(), "");
-  mixer.feed(a, "done\r\n");
-  EXPECT_EQ(mixer.take(), "[a]:10%\r20%\rdone\r\n");
+  mixer.add("[b]:");
+  for (int i = 0; i < 2'000'000; ++i) mixer.feed(a, "x");  // minutes if it were
+  mixer.feed(a, "\n");
+  EXPECT_EQ(mixer.take().size(), 2'000'005u);
+}
+
+// Seconds to minutes if a piece were looked for from the beginning each time.
+TEST(LineMixer, ManyReturnsInOneReadAreNoWork) {
+  Mixer mixer(false);
+  const int a = mixer.add("[a]:");
+  std::string bars;
+  for (int i = 0; i < 500'000; ++i) bars += "\r1";
+  mixer.feed(a, bars);
+  EXPECT_EQ(mixer.take().size(), 1 + 499'999u * 6);
+  mixer.feed(a, std::string(1'000'000, '\r'));
+  mixer.feed(a, "\n");
+  EXPECT_EQ(mixer.take().size(), 1'000'006u);
 }
 
 TEST(LineMixer, ProgressBarsShowOnATerminal) {
@@ -98,6 +174,9 @@ TEST(LineMixer, ProgressBarsShowOnATerminal) {
   EXPECT_EQ(mixer.take(), "[a]:10%\r");
   mixer.wait();
   EXPECT_EQ(mixer.take(), "[a]:20%");
+  mixer.feed(a, "\r30%");
+  mixer.wait();
+  EXPECT_EQ(mixer.take(), "\r[a]:30%");
   mixer.feed(b, "line\n");
   EXPECT_EQ(mixer.take(), "\n[b]:line\n");
   mixer.feed(a, " end\r\n");
@@ -129,6 +208,8 @@ TEST(Output, PrefixTemplate) {
   EXPECT_EQ(fill_prefix("", "default", local, rank, "vm"), "[default3]:");
   EXPECT_EQ(fill_prefix("<${role_name}|${local_rank}|${rank}|${hostname}|${bogus}> ", "r", local, rank, "vm"),
             "<r|3|11|vm|${bogus}> ");
+  EXPECT_EQ(fill_prefix("\x1b[32m${role_name}\x1b[0m ", "a\n\x1b[2J", local, rank, "vm"),
+            "\x1b[32ma\\n\\x1b[2J\x1b[0m ");
 }
 
 TEST(Output, StreamChoicePerRank) {

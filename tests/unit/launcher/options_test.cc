@@ -43,7 +43,9 @@ Result<LaunchOptions> options_of(const std::vector<std::string>& arguments, cons
   };
   auto parsed = option_table(flavour).parse(arguments, env);
   if (!parsed) return std::move(parsed).error();
-  return make_launch_options(*parsed, flavour, env, facts(host));
+  HostFacts given = facts(host);
+  for (const auto& [name, value] : environment) given.variables.push_back(name);
+  return make_launch_options(*parsed, flavour, env, given);
 }
 
 LaunchOptions good(const std::vector<std::string>& arguments, const Environment& environment = {},
@@ -75,6 +77,31 @@ TEST(LaunchOptions, TheUsualLineWithUnderscores) {
   EXPECT_EQ(options.program, "train.py");
   EXPECT_THAT(options.arguments, ElementsAre("--cfg", "configs/exp001.yaml"));
   EXPECT_THAT(options.warnings, IsEmpty());
+}
+
+TEST(LaunchOptions, VariablesOfTorchWithoutEffectAreNamed) {
+  EXPECT_THAT(good({"x.py"}, {{"TORCHELASTIC_ENABLE_FILE_TIMER", "1"}}).warnings,
+              ElementsAre(HasSubstr("TORCHELASTIC_ENABLE_FILE_TIMER has no effect on this launcher: it has no file")));
+  EXPECT_THAT(good({"x.py"}, {{"TORCHELASTIC_HEALTH_CHECK_PORT", "8080"}}).warnings,
+              ElementsAre(HasSubstr("ddpctl status")));
+  EXPECT_THAT(good({"x.py"}, {{"TORCHELASTIC_ERORR_FILE", "a"}}).warnings,
+              ElementsAre(HasSubstr("did you mean TORCHELASTIC_ERROR_FILE?")));
+  // Of an outer launcher, or ours.
+  EXPECT_THAT(good({"x.py"}, {{"TORCHELASTIC_RUN_ID", "a"},
+                              {"TORCHELASTIC_RESTART_COUNT", "3"},
+                              {"TORCHELASTIC_ERROR_FILE", "/tmp/e"},
+                              {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM"},
+                              {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "x"}})
+                  .warnings,
+              IsEmpty());
+}
+
+TEST(LaunchOptions, CarriageReturnsAreNotTaken) {
+  EXPECT_THAT(problem({"--nproc-per-node=2\r", "x.py"}), HasSubstr("ends in a carriage return"));
+  EXPECT_THAT(problem({"--rdzv-id=job\r", "x.py"}), HasSubstr("--rdzv-id: 'job\r' ends in a carriage return"));
+  EXPECT_THAT(problem({"x.py"}, {{"PET_RDZV_ID", "job\r"}}), HasSubstr("PET_RDZV_ID"));
+  EXPECT_THAT(problem({"-m", "pkg\r"}), HasSubstr("--module"));
+  EXPECT_THAT(good({"x.py", "--lr", "0.1\r"}).warnings, ElementsAre(HasSubstr("last argument, '0.1\\r'")));
 }
 
 TEST(LaunchOptions, TheUsualLegacyLine) {
@@ -357,6 +384,8 @@ TEST(LaunchOptions, FiltersThatSeeNothingAreSaid) {
 
 TEST(LaunchOptions, LogLevel) {
   EXPECT_EQ(good({"x"}).log_level, "info");
+  EXPECT_FALSE(good({"x"}).log_level_given);
+  EXPECT_TRUE(good({"--log-level=info", "x"}).log_level_given);
   EXPECT_EQ(good({"x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "warning");
   EXPECT_EQ(good({"--log-level=debug", "x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "debug");
   EXPECT_THAT(problem({"--log-level=loud", "x"}), HasSubstr("'loud' is none of"));
@@ -389,6 +418,30 @@ TEST(LaunchOptions, CompletionNamesEveryOption) {
     const auto script = completion_script(Flavour::run, shell);
     for (const auto& spec : option_table(Flavour::run).options()) EXPECT_THAT(script, HasSubstr("--" + spec.name));
   }
+}
+
+TEST(LaunchOptions, StandardInput) {
+  using Source = StdinPolicy::Source;
+  const auto given_to = [](const StdinPolicy& policy, Source source) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      if (policy.gives(LocalRank(rank), source)) ranks.push_back(rank);
+    }
+    return ranks;
+  };
+  using Ranks = std::vector<int>;
+  const auto policy = [](const char* text) { return good({"--nproc-per-node=3", text, "x"}).stdin_policy; };
+  const StdinPolicy automatic = good({"--nproc-per-node=3", "x"}).stdin_policy;
+  EXPECT_EQ(given_to(automatic, Source::terminal), (Ranks{0, 1, 2}));
+  EXPECT_EQ(given_to(automatic, Source::background_terminal), Ranks{});
+  EXPECT_EQ(given_to(automatic, Source::other), Ranks{0});
+  EXPECT_EQ(given_to(policy("--stdin=auto"), Source::other), Ranks{0});
+  EXPECT_EQ(given_to(policy("--stdin=first"), Source::terminal), Ranks{0});
+  EXPECT_EQ(given_to(policy("--stdin=all"), Source::other), (Ranks{0, 1, 2}));
+  EXPECT_EQ(given_to(policy("--stdin=none"), Source::terminal), Ranks{});
+  EXPECT_EQ(given_to(policy("--stdin=2"), Source::other), Ranks{2});
+  EXPECT_THAT(problem({"--nproc-per-node=3", "--stdin=3", "x"}), HasSubstr("there is no local rank 3"));
+  EXPECT_THAT(problem({"--stdin=1x", "x"}), HasSubstr("'1x' is none of auto, first, all, none, a local rank"));
 }
 
 }  // namespace

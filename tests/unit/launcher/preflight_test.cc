@@ -110,12 +110,39 @@ TEST(Preflight, LimitsOfTheHost) {
   host = good_host();
   host.processes_soft = 10;
   EXPECT_THAT(words(host, job(4)), ElementsAre(HasSubstr("warning processes: the limit is 10")));
+  host.processes_soft = 400;
+  EXPECT_THAT(words(host, job(4)), IsEmpty());
+  host.processes_in_use = 390;
+  EXPECT_THAT(words(host, job(1)), ElementsAre(HasSubstr("390 are there already and 1 worker with")));
   host = good_host();
   host.shm_size_bytes = 64ULL << 20;
   EXPECT_THAT(words(host, job(2)), ElementsAre(HasSubstr("/dev/shm has 64 MiB")));
   host = good_host();
   host.log_dir_free_bytes = 3ULL << 20;
   EXPECT_THAT(words(host, job(2)), ElementsAre(HasSubstr("only 3 MiB are free there")));
+}
+
+TEST(Preflight, LimitsThatEndAWorkerLate) {
+  auto host = good_host();
+  host.file_size_bytes = 1 << 30;
+  EXPECT_THAT(words(host, job(2)), ElementsAre(HasSubstr("ulimit -f unlimited")));
+  host = good_host();
+  host.cpu_seconds = 600;
+  EXPECT_THAT(words(host, job(2)), ElementsAre(HasSubstr("after 600 s of CPU time; ulimit -t")));
+  host = good_host();
+  host.address_space_bytes = 4ULL << 30;
+  EXPECT_THAT(words(host, job(2)), ElementsAre(HasSubstr("ulimit -v unlimited")));
+  host.gpus = host.visible_gpus = 0;
+  EXPECT_THAT(words(host, job(2)), IsEmpty());
+  host = good_host();
+  host.locked_memory_bytes = 8 << 20;
+  EXPECT_THAT(words(host, job(2)), IsEmpty());
+  host.infiniband = true;
+  EXPECT_THAT(words(host, job(2)), ElementsAre(HasSubstr("ulimit -l unlimited")));
+  host = good_host();
+  host.shm_free_bytes = 5 << 20;
+  EXPECT_THAT(words(host, job(2)), ElementsAre(HasSubstr("of which 5 MiB are free")));
+  EXPECT_THAT(words(host, job(1)), IsEmpty());
 }
 
 TEST(Preflight, NamesAndInterfaces) {

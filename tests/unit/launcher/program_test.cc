@@ -103,6 +103,7 @@ TEST_F(ProgramTest, PythonIsChosenInOrder) {
   EXPECT_EQ(good("t.py").python, "/usr/bin/python3");
   environment["VIRTUAL_ENV"] = "/venv";
   EXPECT_EQ(good("t.py").python, "/venv/bin/python");
+  EXPECT_THAT(good("t.py").warning, HasSubstr("python of PATH is /usr/bin/python3"));
   environment["PYTHON_EXEC"] = "/my/python";
   EXPECT_EQ(good("t.py").python, "/my/python");
   environment["PYTHON_EXEC"] = "python";
@@ -112,6 +113,59 @@ TEST_F(ProgramTest, PythonIsChosenInOrder) {
   environment = {{"PATH", "/bin"}};
   EXPECT_THAT(bad("t.py").message(), HasSubstr("no python found"));
   EXPECT_EQ(bad("t.py").code(), Errc::not_found);
+}
+
+TEST_F(ProgramTest, VirtualEnvAgainstPath) {
+  files.file("t.py", "", false).file("/venv/bin/python", kElf, true).file("/venv/bin/python3", kElf, true);
+  files.file("/conda/bin/python3", kElf, true)
+      .folder("/venv")
+      .folder("/venv/bin")
+      .folder("/conda")
+      .folder("/conda/bin");
+  files.folder("/usr/bin").file("/venv/pyvenv.cfg", "", false);
+  // Active as it should be.
+  environment = {{"PATH", "/venv/bin:/usr/bin"}, {"VIRTUAL_ENV", "/venv"}};
+  EXPECT_EQ(good("t.py").python, "/venv/bin/python");
+  EXPECT_EQ(good("t.py").warning, "");
+  // Another environment was activated on top of it: the shell's python is that one's.
+  environment = {{"PATH", "/conda/bin:/venv/bin:/usr/bin"}, {"VIRTUAL_ENV", "/venv"}, {"CONDA_PREFIX", "/conda"}};
+  EXPECT_EQ(good("t.py").python, "/conda/bin/python3");
+  EXPECT_THAT(good("t.py").warning, testing::AllOf(HasSubstr("/conda/bin/python3"), HasSubstr("environment, /venv")));
+  environment.erase("CONDA_PREFIX");
+  files.folder("/conda/conda-meta");
+  EXPECT_EQ(good("t.py").python, "/conda/bin/python3");
+  // One that is gone.
+  environment = {{"PATH", "/usr/bin"}, {"VIRTUAL_ENV", "/gone"}};
+  EXPECT_EQ(good("t.py").python, "/usr/bin/python3");
+  EXPECT_THAT(good("t.py").warning, HasSubstr("VIRTUAL_ENV=/gone has no bin/python"));
+}
+
+TEST_F(ProgramTest, ThePythonOfTheEnvironmentThatDdprunLiesIn) {
+  files.file("t.py", "", false).file("/job/env/bin/python", kElf, true).folder("/job/env").folder("/venv");
+  request.own_folder = "/job/env/bin";
+  EXPECT_EQ(good("t.py").python, "/usr/bin/python3");  // a plain folder
+  files.file("/job/env/pyvenv.cfg", "", false);
+  EXPECT_EQ(good("t.py").python, "/job/env/bin/python");
+  EXPECT_EQ(good("t.py").warning, "");
+  files.file("/venv/bin/python", kElf, true);
+  environment["VIRTUAL_ENV"] = "/venv";
+  EXPECT_EQ(good("t.py").python, "/job/env/bin/python");
+  EXPECT_THAT(good("t.py").warning, HasSubstr("not VIRTUAL_ENV's /venv/bin/python"));
+  environment["PYTHON_EXEC"] = "/venv/bin/python";
+  EXPECT_EQ(good("t.py").python, "/venv/bin/python");
+  // A link in the environment to a ddprun elsewhere.
+  environment.erase("PYTHON_EXEC");
+  environment.erase("VIRTUAL_ENV");
+  request.own_folder = "/opt/ddprun/bin";
+  request.called_folder = "/job/env/bin";
+  EXPECT_EQ(good("t.py").python, "/job/env/bin/python");
+}
+
+TEST_F(ProgramTest, WindowsLineEndsAreShownAndNamed) {
+  EXPECT_THAT(bad("train.py\r").message(), testing::AllOf(HasSubstr("train.py\\r' not found"), HasSubstr("dos2unix")));
+  files.file("./run.sh", "#!/bin/bash\r\necho hi\r\n", true);
+  EXPECT_THAT(bad("./run.sh").message(), HasSubstr("its first line ends in a carriage return"));
+  EXPECT_EQ(bad("./run.sh").message().find('\r'), std::string::npos);
 }
 
 TEST_F(ProgramTest, ExistingFileIsLookedInto) {

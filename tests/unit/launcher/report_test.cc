@@ -1,16 +1,20 @@
 #include "launcher/report.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "launcher/error_file.h"
 #include "launcher/remedy.h"
+#include "launcher/report_file.h"
 #include "tests/support/proc_files.h"
 
 namespace ddprun::launcher {
@@ -138,11 +142,33 @@ TEST(Report, WithoutAWorkerTheReasonIsOneLine) {
 TEST(Report, FileIsWholeOrAnError) {
   testing::Folder folder;
   const std::string path = folder / "report.json";
-  ASSERT_TRUE(write_report_file(path, job(failed(1, 3))));
-  EXPECT_EQ(nlohmann::json::parse(testing::read_all(path))["root_cause"]["exit_code"], 3);
-  const auto missing = write_report_file(folder / "no/such/report.json", job(failed(1, 3)));
+  const auto file = ReportFile::open(path, "node1", false);
+  ASSERT_TRUE(file);
+  EXPECT_EQ(*file->write("first"), path);
+  EXPECT_EQ(*file->write("second"), path);
+  EXPECT_EQ(testing::read_all(path), "second");
+  const auto missing = ReportFile::open(folder / "no/such/report.json", "node1", false);
   ASSERT_FALSE(missing);
   EXPECT_THAT(missing.error().message(), HasSubstr("no/such/report.json"));
+  EXPECT_FALSE(ReportFile::open(folder.path(), "node1", false));
+}
+
+TEST(Report, NodesThatShareADiskDoNotOverwriteEachOther) {
+  testing::Folder folder;
+  const std::string path = folder / "report.json";
+  testing::write_all_text(path, "of an earlier run");
+  const timespec times[2] = {{1'000'000'000, 0}, {1'000'000'000, 0}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  const auto a = ReportFile::open(path, "nodeA", true), b = ReportFile::open(path, "nodeB", true);
+  ASSERT_TRUE(a);
+  ASSERT_TRUE(b);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the file system's clock has ticked since
+  EXPECT_EQ(*a->write("of A"), path);
+  EXPECT_EQ(*b->write("of B"), folder / "report.nodeB.json");
+  EXPECT_EQ(*b->write("of B's neighbour"), folder / ("report.nodeB." + std::to_string(::getpid()) + ".json"));
+  EXPECT_EQ(testing::read_all(path), "of A");
+  EXPECT_EQ(testing::read_all(folder / "report.nodeB.json"), "of B");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 3);  // and nothing else
 }
 
 // A rename would have put a file in the place of /dev/null or /dev/stdout.
@@ -151,12 +177,88 @@ TEST(Report, LinkIsWrittenThroughNotReplaced) {
   const std::string path = folder / "report.json";
   const std::string link = folder / "link";
   ASSERT_EQ(::symlink("report.json", link.c_str()), 0);
-  ASSERT_TRUE(write_report_file(link, job(failed(1, 3))));
+  testing::write_all_text(path, "older and longer");
+  const auto file = ReportFile::open(link, "node1", true);
+  ASSERT_TRUE(file);
+  ASSERT_TRUE(file->write("words"));
   EXPECT_TRUE(std::filesystem::is_symlink(link));
-  EXPECT_EQ(nlohmann::json::parse(testing::read_all(path))["root_cause"]["exit_code"], 3);
-  EXPECT_TRUE(check_report_file(path).has_value());
-  EXPECT_FALSE(check_report_file(folder.path()).has_value());
-  EXPECT_FALSE(check_report_file(folder / "no/such/report.json").has_value());
+  EXPECT_EQ(testing::read_all(path), "words");
+}
+
+// It would wait for ever.
+TEST(Report, APipeThatNobodyReadsIsAnError) {
+  testing::Folder folder;
+  const std::string path = folder / "pipe";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const auto file = ReportFile::open(path, "node1", false);
+  ASSERT_TRUE(file);
+  EXPECT_FALSE(file->write("words"));
+}
+
+TEST(Report, NothingOfOthersDrivesTheTerminalOrForgesALine) {
+  FailureRecord root = failed(1, 3);
+  root.host = "host\nddprun: all is well\x1b[2J";
+  root.last_lines = {"\x1b[31mValueError: red\x1b[0m", "\x1b]52;c;ZXZpbA==\x07", "a\rb"};
+  root.log_paths = {"/logs/\x1b[0m"};
+  JobReport report = job(root);
+  report.entrypoint = "train.py\r";
+  report.reason = "rank 1 on h\x1b[2J failed\nforged";
+  report.notes = {"rank 0 on \x9b ended with 0"};
+  report.attempts.resize(2);
+  report.attempts[0].outcome = "\x1b[1A";
+  FailureRecord other = failed(2, 1);
+  other.host = "\x07";
+  report.failures.push_back(other);
+  root.error_file_json = R"({"message": {"message": "E\u001b[2J", "extraInfo": {"py_callstack": "a\u001b[2J\nb"}}})";
+  const std::string text = to_text(report);
+  for (const char c : text) {
+    EXPECT_TRUE(c == '\n' || static_cast<unsigned char>(c) >= 0x20) << static_cast<int>(c) << " in " << text;
+  }
+  EXPECT_THAT(text, Not(HasSubstr("\nddprun: all is well")));
+  EXPECT_THAT(text, Not(HasSubstr("\nforged")));
+  EXPECT_THAT(text, HasSubstr("train.py\\r FAILED: rank 1 on host\\nddprun: all is well\\x1b[2J: exit code 3"));
+  EXPECT_THAT(text, HasSubstr("  | ValueError: red\n"));
+  report.root_cause = root;
+  EXPECT_THAT(to_text(report), Not(HasSubstr("\x1b")));
+}
+
+TEST(Report, OneExceptionIsPrintedOnce) {
+  const auto times = [](const std::string& text, const std::string& part) {
+    std::size_t n = 0;
+    for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+    return n;
+  };
+  FailureRecord root = failed(1, 1);
+  root.last_lines = {"Traceback (most recent call last):", "  in step 17", "ValueError: the flux is NaN"};
+  JobReport report = job(root);
+  EXPECT_EQ(times(to_text(report), "in step 17"), 1u);
+  report.root_is_above = true;  // the worker's own words stand there
+  EXPECT_EQ(times(to_text(report), "in step 17"), 0u);
+  EXPECT_THAT(to_text(report), HasSubstr("exit code 1: ValueError: the flux is NaN\n"));
+  EXPECT_THAT(to_text(report), HasSubstr("The last lines of rank 1 are above.\n"));
+
+  // With an error file: @record raises the exception again, so Python prints it too.
+  report.root_cause->error_file_json =
+      R"({"message": {"message": "ValueError: the flux is NaN", "extraInfo": {"py_callstack": "Traceback:\n  in step 17\nValueError: the flux is NaN\n"}}})";
+  EXPECT_EQ(times(to_text(report), "in step 17"), 0u);
+  report.root_is_above = false;
+  EXPECT_EQ(times(to_text(report), "in step 17"), 1u);
+  report.root_cause->last_lines = {"Segmentation fault"};  // something else: both are wanted
+  EXPECT_EQ(times(to_text(report), "in step 17"), 1u);
+  EXPECT_THAT(to_text(report), HasSubstr("| Segmentation fault\n"));
+}
+
+TEST(Report, NotesOfTheOutcomeAreInBoth) {
+  JobReport report = job(failed(1, 3));
+  report.notes = {"rank 0 ended with 0 at 04:12:07, before the others"};
+  report.host = "node1";
+  EXPECT_THAT(to_text(report), HasSubstr("\nNote: rank 0 ended with 0 at 04:12:07, before the others\n"));
+  EXPECT_EQ(nlohmann::json::parse(to_json(report))["notes"][0], report.notes[0]);
+  EXPECT_EQ(nlohmann::json::parse(to_json(report))["host"], "node1");
+  report.root_cause.reset();
+  report.reason = "rendezvous timed out";
+  EXPECT_EQ(to_text(report),
+            "ddprun: rendezvous timed out\nNote: rank 0 ended with 0 at 04:12:07, before the others\n");
 }
 
 TEST(Report, OwnErrorFileHasTorchsSchema) {
@@ -164,17 +266,61 @@ TEST(Report, OwnErrorFileHasTorchsSchema) {
   const std::string path = folder / "error.json";
   FailureRecord root = failed(1, 9);
   root.error_file_json = R"({"message": {"message": "E: x", "extraInfo": {"timestamp": "5"}}})";
-  ASSERT_TRUE(write_own_error_file(path, job(root)));
+  ASSERT_TRUE(write_file(path, to_error_file(root)));
   auto object = nlohmann::json::parse(testing::read_all(path));
   EXPECT_EQ(object["message"]["message"], "E: x");
   EXPECT_EQ(object["message"]["errorCode"], 9);
   EXPECT_EQ(object["message"]["extraInfo"]["timestamp"], "5");
 
-  ASSERT_TRUE(write_own_error_file(path, job(failed(1, 0, SIGKILL))));
+  ASSERT_TRUE(write_file(path, to_error_file(failed(1, 0, SIGKILL))));
   object = nlohmann::json::parse(testing::read_all(path));
   EXPECT_EQ(object["message"]["errorCode"], -9);
   EXPECT_EQ(object["message"]["message"], "signal 9 (SIGKILL)");
   EXPECT_EQ(object["message"]["extraInfo"]["timestamp"], "1764443500");
+}
+
+std::string nested(std::size_t depth) {
+  return R"({"message":"boom","x":)" + std::string(depth, '[') + std::string(depth, ']') + "}";
+}
+
+TEST(ErrorFile, AnyDepthCostsNoMoreThanItsText) {
+  for (const std::size_t depth : {17u, 1000u, 500'000u}) {
+    const std::string json = nested(depth);
+    EXPECT_EQ(parse_error_file(json).message, "boom");
+    FailureRecord root = failed(1, 9);
+    root.error_file_json = json;
+    EXPECT_THAT(to_text(job(root)), HasSubstr("exit code 9: boom\n"));
+    const std::string report = to_json(job(root));
+    EXPECT_LT(report.size(), 20'000u);
+    EXPECT_EQ(nlohmann::json::parse(report)["root_cause"]["error_file"]["message"], "boom");
+    EXPECT_LT(to_error_file(root).size(), 20'000u);
+  }
+  // Wide is no better than deep.
+  std::string wide = R"({"message":"boom","x":[0)";
+  for (int i = 0; i < 300'000; ++i) wide += ",[0]";
+  FailureRecord root = failed(1, 9);
+  root.error_file_json = wide + "]}";
+  EXPECT_LT(to_json(job(root)).size(), 1'000'000u);
+}
+
+TEST(ErrorFile, ALongOneIsMadeToFitAndKeepsWhatMatters) {
+  const std::string stack = std::string(2'000'000, 'x') + "\nValueError: the end";
+  const nlohmann::json whole = {
+      {"message", {{"message", "ValueError: the end"}, {"extraInfo", {{"timestamp", "5"}, {"py_callstack", stack}}}}}};
+  testing::Folder folder;
+  testing::write_all_text(folder / "error.json", whole.dump());
+  const std::string fit = read_error_file(folder / "error.json");
+  EXPECT_LE(fit.size(), kMaxErrorFileBytes);
+  const ErrorFile file = parse_error_file(fit);
+  EXPECT_EQ(file.message, "ValueError: the end");
+  EXPECT_THAT(file.callstack, ::testing::EndsWith("ValueError: the end"));
+  EXPECT_EQ(file.unix_time, std::chrono::seconds(5));
+  EXPECT_EQ(fit_error_file(R"({"message":"small"})"), R"({"message":"small"})");
+  EXPECT_EQ(parse_error_file(fit_error_file(nested(100))).message, "boom");
+}
+
+TEST(ErrorFile, WhatStandsBeforeTheCutCounts) {
+  EXPECT_EQ(parse_error_file(R"({"message": {"message": "E: x", "extraInfo": {"py_call)").message, "E: x");
 }
 
 TEST(ErrorFile, TakesBothShapes) {
@@ -197,6 +343,8 @@ TEST(Remedy, EachFailureItsOwnSentence) {
   const RemedyCase cases[] = {
       {"ModuleNotFoundError: No module named 'transformers'", 1,
        "'transformers' is not installed for /venv/bin/python"},
+      {"bdb.BdbQuit", 1, "--stdin=0"},
+      {"EOFError: EOF when reading a line", 1, "found no standard input"},
       {"ImportError: cannot import name 'x' from 'y'", 1, "an import failed in /venv/bin/python"},
       {"./a.out: error while loading shared libraries: libfoo.so.1: cannot open shared object file", 127,
        "shared library is missing"},

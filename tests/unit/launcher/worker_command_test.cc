@@ -124,10 +124,6 @@ TEST(CpuBudget, ShareIsNeverZeroAndNeverTooMuch) {
   EXPECT_EQ(threads_per_worker(8, 2), 4);
   EXPECT_EQ(threads_per_worker(8, 3), 2);
   EXPECT_EQ(threads_per_worker(2, 8), 1);
-  EXPECT_EQ((CpuBudget{8, 3.5}).usable(), 3);
-  EXPECT_EQ((CpuBudget{2, 3.5}).usable(), 2);
-  EXPECT_EQ((CpuBudget{8, 0.5}).usable(), 1);
-  EXPECT_EQ((CpuBudget{8, std::nullopt}).usable(), 8);
 }
 
 TEST(Device, VisibleGpusFollowCudasRules) {

@@ -22,6 +22,7 @@ std::string label_of(const std::string& run_id) {
 
 TEST(Status, LabelsAreUtf8AndTellAllRunIdsApart) {
   EXPECT_EQ(label_of("job 7"), "job 7");
+  EXPECT_EQ(label_of("\xc2\x9b\x7f"), "\\\\xc2\\\\x9b\\\\x7f");
   EXPECT_EQ(label_of("\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80"), "\xc3\xa4\xe2\x82\xac\xf0\x9f\x98\x80");
   EXPECT_EQ(label_of("a\"b\\c"), "a\\\"b\\\\x5cc");
   EXPECT_EQ(label_of("a\nb"), "a\\\\x0ab");
@@ -37,8 +38,9 @@ TEST(Status, LabelsAreUtf8AndTellAllRunIdsApart) {
 
 TEST(Status, JsonIsValidWhateverThePeersAreCalled) {
   const std::string text = to_status_json(one_job("\xff"), {});
-  EXPECT_NE(text.find("\xef\xbf\xbd"), std::string::npos);
+  EXPECT_NE(text.find("\\ufffd"), std::string::npos);
   EXPECT_EQ(text.find('\xff'), std::string::npos);
+  EXPECT_NE(to_status_json(one_job("\xc2\x9b"), {}).find("\\u009b"), std::string::npos);  // some terminals obey it
 }
 
 }  // namespace

@@ -1,0 +1,82 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "common/clock.h"
+
+namespace ddprun::launcher {
+
+// What becomes of processes that workers leave (--leftovers).
+enum class Leftovers {
+  end,   // they have some time to go, then SIGTERM, then SIGKILL
+  wait,  // the attempt ends when they have ended by themselves
+  keep,  // they are left running
+};
+
+struct LeftoverTimes {
+  std::chrono::milliseconds leave{2'000};            // to go by themselves; torch's data loaders notice in this time
+  std::chrono::milliseconds terminate{1'500};        // after SIGTERM
+  std::chrono::milliseconds asked{30'000};           // after the stop signal that only the worker had heard
+  std::chrono::milliseconds tracker{10'000};         // for trackers, once nothing else is left
+  std::chrono::milliseconds hurried_tracker{2'000};  // the same when somebody is impatient
+  std::chrono::milliseconds dead{5'000};             // after SIGKILL; then it is stuck in the kernel
+};
+
+// A process that a worker left, as one look has shown it.
+struct Leftover {
+  pid_t pid = 0;
+  unsigned long long start_time = 0;  // tells it from a later process with the same id
+  // Its work is to clean up when the others are gone (multiprocessing's resource tracker, torch's shm manager): it ends
+  // by itself when nobody holds its pipe any more, and what it guards stays in /dev/shm when it is killed before.
+  bool tracker = false;
+  TimePoint since;  // when its worker ended
+  // The worker was asked to stop and died of that signal, as a shell does that is the wrapper of the true program: what
+  // it leaves has not heard it yet, and may have a state to save. 0: not so.
+  int unheard_signal = 0;
+  bool no_patience = false;  // its worker was killed: it is to go at once
+};
+
+// When which leftover gets which signal. Decides only.
+class LeftoverPlan {
+ public:
+  struct Order {
+    pid_t pid = 0;
+    unsigned long long start_time = 0;
+    int signal = 0;
+  };
+  struct Step {
+    std::vector<Order> orders;
+    std::vector<pid_t> stuck;           // newly given up: SIGKILL does not reach them
+    bool done = false;                  // nothing is left that can be waited for
+    std::optional<TimePoint> deadline;  // when the next order is due; nullopt: none is, or only a change brings one
+  };
+
+  LeftoverPlan(Leftovers policy, LeftoverTimes times) : policy_(policy), times_(times) {}
+
+  void hurry() { hurried_ = true; }
+  bool hurried() const { return hurried_; }
+  // `left`: all that is there now. `workers_run`: other workers of the attempt still run, so trackers may be in use and
+  // --leftovers=wait|keep has nothing to say yet.
+  Step on_look(const std::vector<Leftover>& left, bool workers_run, TimePoint now);
+
+ private:
+  struct Told {
+    std::optional<TimePoint> asked, terminated, killed;
+    bool stuck = false;
+  };
+  std::optional<TimePoint> tell(const Leftover& leftover, TimePoint now, Step& step);
+
+  Leftovers policy_;
+  LeftoverTimes times_;
+  bool hurried_ = false;
+  std::optional<TimePoint> trackers_alone_since_;
+  std::map<std::pair<pid_t, unsigned long long>, Told> told_;
+};
+
+}  // namespace ddprun::launcher

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "common/rdzv_protocol.h"
+#include "launcher/job_outcome.h"
+
+// Outcomes and words of a node's life that need nothing but their arguments. Pure.
+namespace ddprun::launcher {
+
+// Linux's numbers, here because <signal.h> is not for pure code; agent.cc asserts that they are right.
+inline constexpr int kSigKill = 9;
+inline constexpr int kSigTerm = 15;
+
+// "SIGTERM", "signal 35"
+std::string signal_word(int signal);
+// "10:15:02 UTC"
+std::string time_of_day(std::chrono::system_clock::time_point time);
+
+JobOutcome signalled_outcome(int signal);
+// Takes nothing of the message for granted: a root that is no index of `failures` counts as none.
+JobOutcome shutdown_outcome(rdzv::Shutdown shutdown);
+
+}  // namespace ddprun::launcher

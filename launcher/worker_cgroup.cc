@@ -1,0 +1,66 @@
+#include "launcher/worker_cgroup.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "launcher/kill_tree.h"
+
+namespace ddprun::launcher {
+
+WorkerCgroup::WorkerCgroup(std::string proc_root, std::string cgroup_root, bool wanted, std::shared_ptr<Guard> guard)
+    : proc_root_(std::move(proc_root)),
+      cgroup_root_(std::move(cgroup_root)),
+      wanted_(wanted),
+      guard_(std::move(guard)) {}
+
+WorkerCgroup::~WorkerCgroup() { drop(); }
+
+void WorkerCgroup::renew() {
+  drop();
+  if (!wanted_) return;
+  const std::string name = "ddprun-" + make_job_token().substr(sizeof "DDPRUN_JOB_TOKEN");
+  for (const auto& place : cgroup_places(proc_root_, cgroup_root_, name)) {
+    if (guard_) guard_->add_cgroup(place);  // first, so that it is not left behind
+    if (::mkdir(place.c_str(), 0755) == 0) {
+      folder_ = place;
+      fd_.reset(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      return;
+    }
+    if (guard_) guard_->remove_cgroup(place);
+  }
+  wanted_ = false;
+}
+
+std::vector<pid_t> WorkerCgroup::members() const {
+  return folder_.empty() ? std::vector<pid_t>() : cgroup_members(folder_);
+}
+
+void WorkerCgroup::kill_all() {
+  if (!folder_.empty() && !cgroup_members(folder_).empty()) tell_cgroup_to_die(folder_);
+}
+
+void WorkerCgroup::let_go() {
+  if (folder_.empty()) return;
+  const UniqueFd parent(::open((folder_ + "/../cgroup.procs").c_str(), O_WRONLY | O_CLOEXEC));
+  for (const pid_t pid : cgroup_members(folder_)) {
+    const std::string text = std::to_string(pid);
+    if (::write(parent.get(), text.data(), text.size()) < 0) return;  // it stays; so does the group
+  }
+}
+
+void WorkerCgroup::drop() {
+  fd_.reset();
+  if (!folder_.empty()) old_.push_back(std::move(folder_));
+  folder_.clear();
+  std::erase_if(old_, [this](const std::string& folder) {
+    if (::rmdir(folder.c_str()) != 0 && errno != ENOENT) return false;
+    if (guard_) guard_->remove_cgroup(folder);
+    return true;
+  });
+}
+
+}  // namespace ddprun::launcher
