@@ -456,7 +456,9 @@ void RendezvousClient::join(Round last_round, std::uint16_t worker_store_port) {
   impl_->pending_done.reset();
   impl_->pending_failure.reset();
   impl_->abandoned.reset();
-  if (impl_->online) impl_->introduce();
+  if (!impl_->online) return;
+  impl_->introduce();
+  impl_->send_beat(false);  // after a pause the lease must not end what the next round starts
 }
 
 void RendezvousClient::assigned(const rdzv::Assignment& slice) {
