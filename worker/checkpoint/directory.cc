@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "common/clock.h"
-#include "worker/checkpoint/crc32c.h"
-#include "worker/data/file_bytes.h"
+#include "worker/base/crc32c.h"
+#include "worker/base/file_bytes.h"
 
 namespace ddprun::checkpoint {
 namespace {

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-#include "worker/data/file_bytes.h"
+#include "worker/base/file_bytes.h"
 
 namespace ddprun::checkpoint {
 namespace {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "common/log.h"
+#include "worker/base/within.h"
 #include "worker/comm/operation.h"
-#include "worker/within.h"
 
 namespace ddprun::comm {
 namespace {

@@ -1,14 +1,14 @@
-#include "worker/cuda/backend.h"
+#include "worker/device/backend.h"
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <cudnn.h>
 #include <fmt/format.h>
 
+#include "worker/cuda/cuda_kernels.h"
 #include "worker/cuda/device_api_real.h"
+#include "worker/cuda/launch.h"
 #include "worker/cuda/nccl_api_real.h"
-#include "worker/kernels/cuda/launch.h"
-#include "worker/kernels/cuda_kernels.h"
 
 namespace ddprun::cuda {
 namespace {

@@ -11,12 +11,10 @@
 namespace ddprun::cuda {
 namespace {
 
-using comm::DType;
 using comm::NcclApi;
 using comm::NcclComm;
 using comm::NcclStream;
 using comm::NcclUniqueId;
-using comm::Reduce;
 
 static_assert(sizeof(NcclUniqueId) == sizeof(ncclUniqueId));
 static_assert(NcclApi::kSuccess == ncclSuccess && NcclApi::kUnhandledCudaError == ncclUnhandledCudaError &&

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "worker/comm/nccl_api.h"
+#include "worker/device/nccl_api.h"
 
 namespace ddprun::cuda {
 

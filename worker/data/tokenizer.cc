@@ -8,7 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "worker/data/file_bytes.h"
+#include "worker/base/file_bytes.h"
 #include "worker/data/unicode_ranges.h"
 
 namespace ddprun::data {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/engine/shape.h"
+#include "worker/tensor/shape.h"
 
 namespace ddprun::engine {
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "common/result.h"
-#include "worker/engine/rng.h"
-#include "worker/engine/shape.h"
+#include "worker/tensor/rng.h"
+#include "worker/tensor/shape.h"
 
 namespace ddprun::engine {
 

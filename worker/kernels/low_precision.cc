@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/half.h"
+#include "worker/tensor/half.h"
 
 namespace ddprun::engine {
 

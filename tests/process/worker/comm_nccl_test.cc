@@ -11,8 +11,9 @@
 #include "tests/support/comm_nccl_fake.h"
 #include "tests/support/comm_ranks.h"
 #include "worker/comm/factory.h"
-#include "worker/cuda/backend.h"
-#include "worker/cuda/device_context.h"
+#include "worker/device/backend.h"
+#include "worker/device/device_context.h"
+#include "worker/kernels/kernels.h"
 
 // A GPU job of 4 ranks on two nodes as the factory makes it, with the real way between the processes and a fake NCCL on
 // each: the id comes from rank 0, and what goes wrong on one rank is known to all.
@@ -35,10 +36,10 @@ class FakeBackend final : public cuda::DeviceBackend {
     return context.get();
   }
   NcclApi& nccl() override { return *api; }
-  Result<std::unique_ptr<engine::Kernels>> make_kernels(engine::DType, bool) override {
+  Result<std::unique_ptr<engine::Kernels>> make_kernels(DType, bool) override {
     return Error(Errc::not_found, "no kernels here");
   }
-  void cast(engine::DType, engine::DType, const void*, void*, std::int64_t) override {}
+  void cast(DType, DType, const void*, void*, std::int64_t) override {}
 
   testing::NcclLog log;
   testing::FakeDevice device{log};

@@ -11,7 +11,7 @@
 
 #include "tests/support/comm_ranks.h"
 #include "tests/unit/engine/engine_support.h"
-#include "worker/checkpoint/crc32c.h"
+#include "worker/base/crc32c.h"
 #include "worker/ddp/reducer.h"
 #include "worker/ddp/sync_metrics.h"
 #include "worker/optim/clip.h"

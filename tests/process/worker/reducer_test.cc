@@ -11,7 +11,7 @@
 #include "tests/support/comm_ranks.h"
 #include "worker/ddp/all_gather_concat.h"
 #include "worker/ddp/sync_metrics.h"
-#include "worker/half.h"
+#include "worker/tensor/half.h"
 
 namespace ddprun::ddp {
 namespace {

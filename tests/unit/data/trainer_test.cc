@@ -8,11 +8,11 @@
 #include <fstream>
 #include <sstream>
 
-#include "worker/config.h"
-#include "worker/leak_check.h"
-#include "worker/metrics.h"
-#include "worker/progress.h"
-#include "worker/tensorboard.h"
+#include "worker/config/config.h"
+#include "worker/report/metrics.h"
+#include "worker/report/progress.h"
+#include "worker/report/tensorboard.h"
+#include "worker/run/leak_check.h"
 
 namespace ddprun::trainer {
 namespace {

@@ -1,5 +1,5 @@
 // In this program the backend is not loaded: it is linked in, over the emulated libraries.
-#include "worker/cuda/backend.h"
+#include "worker/device/backend.h"
 
 namespace ddprun::cuda {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "worker/cuda/backend.h"
-#include "worker/half.h"
+#include "worker/device/backend.h"
 #include "worker/kernels/kernels.h"
+#include "worker/tensor/half.h"
 
 namespace ddprun::engine {
 namespace {
