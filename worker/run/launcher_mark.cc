@@ -12,11 +12,13 @@ namespace ddprun::trainer {
 
 std::int64_t launcher_mark() {
   const std::string token = process_environment()("DDPRUN_JOB_TOKEN").value_or("");
-  // "PID.DIGITS", 16 random hexadecimal ones.
-  const char* end = token.data() + token.size();
+  // "PID.DIGITS.ATTEMPT": 16 random hexadecimal digits; the attempt is of the launcher's own concern.
+  const std::size_t dot = token.find('.');
+  if (dot == std::string::npos) return 0;
+  const char* const begin = token.data() + dot + 1;
+  const char* const end = token.data() + std::min(token.find('.', dot + 1), token.size());
   std::uint64_t digits = 0;
-  const std::size_t dot = token.rfind('.');
-  if (dot == std::string::npos || std::from_chars(token.data() + dot + 1, end, digits, 16).ptr != end) return 0;
+  if (std::from_chars(begin, end, digits, 16).ptr != end) return 0;
   return static_cast<std::int64_t>(digits >> 1);
 }
 
