@@ -17,7 +17,6 @@
 #include "worker/config/options.h"
 #include "worker/run/lone_copy.h"
 #include "worker/run/run_error.h"
-#include "worker/run/session.h"
 #include "worker/run/stop_signal.h"
 #include "worker/run/train_loop.h"
 #include "worker/tools/bench.h"

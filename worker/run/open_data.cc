@@ -8,7 +8,7 @@
 namespace ddprun::trainer {
 namespace {
 
-Result<std::unique_ptr<data::Dataset>> open_data(const TrainerConfig& config, bool training) {
+Result<std::unique_ptr<data::Dataset>> open_part(const TrainerConfig& config, bool training) {
   data::DatasetOptions options;
   options.format = config.data.format;
   options.paths = training ? config.data.train : config.data.validation;
@@ -118,13 +118,13 @@ Result<void> alike(const TrainerConfig& config, const data::SampleSpec& train, c
 
 }  // namespace
 
-Result<RunData> open_run_data(TrainerConfig& config) {
-  RunData data;
-  auto train = open_data(config, true);
+Result<OpenedData> open_data(TrainerConfig& config) {
+  OpenedData data;
+  auto train = open_part(config, true);
   if (!train) return std::move(train).error().with_context("data.train");
   data.train = std::move(*train);
   if (!config.data.validation.empty()) {
-    auto validation = open_data(config, false);
+    auto validation = open_part(config, false);
     if (!validation) return std::move(validation).error().with_context("data.validation");
     data.validation = std::move(*validation);
   }

@@ -8,14 +8,13 @@
 
 namespace ddprun::trainer {
 
-// Shared, since a loader's thread that hangs in a read outlives the run.
-struct RunData {
+struct OpenedData {
   std::shared_ptr<const data::Dataset> train;
   std::shared_ptr<const data::Dataset> validation;  // null: no evaluation
 };
 
 // Opens the data, takes from them what the configuration leaves open (the model's inputs, image size, classes), and
 // checks that model, training and validation data belong together. Errors begin with the key, and name the file.
-Result<RunData> open_run_data(TrainerConfig& config);
+Result<OpenedData> open_data(TrainerConfig& config);
 
 }  // namespace ddprun::trainer

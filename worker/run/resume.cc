@@ -12,6 +12,7 @@
 
 #include "worker/base/file_bytes.h"
 #include "worker/base/within.h"
+#include "worker/checkpoint/writer.h"
 #include "worker/run/agree.h"
 #include "worker/run/launcher_mark.h"
 #include "worker/run/weights.h"
@@ -98,63 +99,67 @@ Error unlike(Error why, const std::string& folder, const char* file) {
 
 }  // namespace
 
-Result<void> restore(Session& s) {
-  s.state.samples = s.train_data->size();
-  s.state.seed = s.config.train.seed;
-  s.state.world_size = s.world_size();
-  s.state.scale = static_cast<float>(s.scaler.scale());
-  s.state.launchers = s.launchers;
-  auto chosen = within<Chosen>(
-      kSetupTimeout - kSetupSpare, "checkpoint.dir or checkpoint.resume",
-      [config = s.config.checkpoint, launchers = s.launchers] { return choose_checkpoint(config, launchers); });
+Result<StartPoint> restore(const TrainerConfig& config, std::int64_t samples, std::int64_t world_size,
+                           const std::vector<std::int64_t>& launchers, std::chrono::milliseconds limit,
+                           RunModel& model) {
+  StartPoint start;
+  checkpoint::TrainState& state = start.state;
+  state.samples = samples;
+  state.seed = config.train.seed;
+  state.world_size = world_size;
+  state.scale = static_cast<float>(model.scaler.scale());
+  state.launchers = launchers;
+  auto chosen = within<Chosen>(limit, "checkpoint.dir or checkpoint.resume", [config = config.checkpoint, launchers] {
+    return choose_checkpoint(config, launchers);
+  });
   if (!chosen) return std::move(chosen).error();
-  s.directory = std::move(chosen->directory);
-  s.notes.insert(s.notes.end(), chosen->notes.begin(), chosen->notes.end());
-  if (!chosen->checkpoint) return {};
+  start.directory = std::move(chosen->directory);
+  start.notes = std::move(chosen->notes);
+  if (!chosen->checkpoint) return start;
   const checkpoint::LoadedCheckpoint& loaded = *chosen->checkpoint;
-  if (loaded.state.samples != s.train_data->size()) {
+  if (loaded.state.samples != samples) {
     return Error(Errc::invalid_argument,
                  fmt::format("{} was made with {} training samples, data.train has {}: its place in the epoch means "
                              "nothing here",
-                             loaded.folder, loaded.state.samples, s.train_data->size()));
+                             loaded.folder, loaded.state.samples, samples));
   }
-  if (loaded.state.seed != s.config.train.seed) {
+  if (loaded.state.seed != config.train.seed) {
     return Error(Errc::invalid_argument, fmt::format("{} was made with train.seed {}, the configuration says {}",
-                                                     loaded.folder, loaded.state.seed, s.config.train.seed));
+                                                     loaded.folder, loaded.state.seed, config.train.seed));
   }
-  auto done = restore_model(loaded.model, *s.store);
+  auto done = restore_model(loaded.model, *model.store);
   if (!done) return unlike(std::move(done).error(), loaded.folder, checkpoint::kModelFile);
-  done = restore_optimizer(loaded.optimizer, *s.optimizer);
+  done = restore_optimizer(loaded.optimizer, *model.optimizer);
   if (!done) return unlike(std::move(done).error(), loaded.folder, checkpoint::kOptimizerFile);
-  s.state = loaded.state;
+  state = loaded.state;
   // Those of this job that are gone now stay named, so that the job is known by any of them.
-  if (!share_one(s.state.launchers, s.launchers)) s.state.launchers.clear();
+  if (!share_one(state.launchers, launchers)) state.launchers.clear();
   std::vector<std::int64_t> all;
-  std::set_union(s.state.launchers.begin(), s.state.launchers.end(), s.launchers.begin(), s.launchers.end(),
+  std::set_union(state.launchers.begin(), state.launchers.end(), launchers.begin(), launchers.end(),
                  std::back_inserter(all));
-  s.state.launchers = std::move(all);
-  if (s.config.ddp.reducer.compression.rfind("powersgd", 0) == 0) {
-    s.notes.push_back(
+  state.launchers = std::move(all);
+  if (config.ddp.reducer.compression.rfind("powersgd", 0) == 0) {
+    start.notes.push_back(
         "PowerSGD's error feedback is not in checkpoints and starts anew: the run goes on, not bit for bit");
   }
-  s.resumed = true;
-  return {};
+  start.resumed = true;
+  return start;
 }
 
-Result<void> share_state(Session& s) {
+Result<void> share_state(const Ranks& ranks, bool scale_loss, StartPoint& start, RunModel& model) {
   // The state's text, behind a mark of its own: was it read from a checkpoint?
-  auto text = text_of_rank_zero(*s.communicator, (s.resumed ? "1" : "0") + checkpoint::to_json(s.state));
+  auto text = text_of_rank_zero(ranks.communicator(), (start.resumed ? "1" : "0") + checkpoint::to_json(start.state));
   if (!text) return std::move(text).error();
   auto state = checkpoint::state_from_json(text->substr(1));
   if (!state) return std::move(state).error().with_context("state from rank 0");
-  s.state = std::move(*state);
-  s.resumed = text->front() == '1';
-  if (s.resumed) {
-    s.optimizer->set_steps(s.state.optimizer_steps);
-    optim::GradScaler::State scaler = s.scaler.state();
-    scaler.scale = s.state.scale;
-    scaler.growth_tracker = s.state.growth_tracker;
-    if (s.config.precision.scale_loss) s.scaler = optim::GradScaler(scaler);
+  start.state = std::move(*state);
+  start.resumed = text->front() == '1';
+  if (start.resumed) {
+    model.optimizer->set_steps(start.state.optimizer_steps);
+    optim::GradScaler::State scaler = model.scaler.state();
+    scaler.scale = start.state.scale;
+    scaler.growth_tracker = start.state.growth_tracker;
+    if (scale_loss) model.scaler = optim::GradScaler(scaler);
   }
   return {};
 }

@@ -17,47 +17,46 @@ void append_or_end(std::optional<LineFile>& file, const std::string& lines) {
   file.reset();
 }
 
-std::string index_path(const Session& session, std::size_t rank) {
-  return fmt::format("{}/rank-{}.txt", session.config.output.indices, rank);
+std::string index_path(const OutputConfig& config, std::size_t rank) {
+  return fmt::format("{}/rank-{}.txt", config.indices, rank);
 }
 
 }  // namespace
 
 Result<void> RunOutputs::open_indices() {
-  const auto& sizes = s_.state.index_bytes;
-  const auto me = static_cast<std::size_t>(s_.rank());
-  auto mine = LineFile::open_alone(index_path(s_, me), me < sizes.size() ? sizes[me] : 0);
+  const auto& sizes = state_.index_bytes;
+  const auto me = static_cast<std::size_t>(ranks_.rank());
+  auto mine = LineFile::open_alone(index_path(config_, me), me < sizes.size() ? sizes[me] : 0);
   if (!mine) return std::move(mine).error();
   indices_ = std::move(*mine);
   // Files of ranks that this world no longer has.
-  for (std::size_t k = static_cast<std::size_t>(s_.world_size()); s_.is_root() && k < sizes.size(); ++k) {
-    auto cut = LineFile::open(index_path(s_, k), sizes[k]);
+  for (std::size_t k = static_cast<std::size_t>(ranks_.world_size()); ranks_.is_root() && k < sizes.size(); ++k) {
+    auto cut = LineFile::open(index_path(config_, k), sizes[k]);
     if (!cut) return std::move(cut).error();
   }
   return {};
 }
 
 Result<void> RunOutputs::open() {
-  const OutputConfig& output = s_.config.output;
-  if (!output.indices.empty()) {
+  if (!config_.indices.empty()) {
     auto opened = open_indices();
     if (!opened) return std::move(opened).error().with_context("output.indices");
   }
-  if (!s_.is_root()) return {};
-  if (!output.metrics.empty()) {
-    auto bytes = metrics_bytes_up_to(output.metrics, s_.state.step);
+  if (!ranks_.is_root()) return {};
+  if (!config_.metrics.empty()) {
+    auto bytes = metrics_bytes_up_to(config_.metrics, state_.step);
     if (!bytes) return std::move(bytes).error().with_context("output.metrics");
-    auto file = LineFile::open_alone(output.metrics, *bytes);
+    auto file = LineFile::open_alone(config_.metrics, *bytes);
     if (!file) return std::move(file).error().with_context("output.metrics");
     metrics_ = std::move(*file);
   }
-  if (!output.tensorboard.empty()) {
-    auto writer = TensorBoardWriter::open(output.tensorboard, s_.state.step);
+  if (!config_.tensorboard.empty()) {
+    auto writer = TensorBoardWriter::open(config_.tensorboard, state_.step);
     if (!writer) return std::move(writer).error().with_context("output.tensorboard");
     tensorboard_ = std::move(*writer);
   }
-  if (!output.params.empty()) {
-    auto possible = check_writable(output.params);
+  if (!config_.params.empty()) {
+    auto possible = check_writable(config_.params);
     if (!possible) return std::move(possible).error().with_context("output.params");
   }
   return {};
@@ -77,11 +76,11 @@ void RunOutputs::scalar(std::string_view tag, std::int64_t step, double value) {
   if (tensorboard_) tensorboard_->scalar(tag, step, value);
 }
 
-Result<void> RunOutputs::write_params() const {
-  if (s_.config.output.params.empty()) return {};
+Result<void> RunOutputs::write_params(const engine::ParameterStore& store) const {
+  if (config_.params.empty()) return {};
   nlohmann::ordered_json json;
-  for (const engine::Parameter& p : s_.store->parameters()) {
-    const std::vector<float> values = s_.store->read_f32(p.id);
+  for (const engine::Parameter& p : store.parameters()) {
+    const std::vector<float> values = store.read_f32(p.id);
     const bool bias = p.name.find("bias") != std::string::npos;
     if (bias && values.size() == 1) {
       json["bias"] = values[0];
@@ -89,8 +88,8 @@ Result<void> RunOutputs::write_params() const {
       json[bias ? "bias" : "weight"] = values;
     }
   }
-  json["step"] = s_.state.step;
-  auto file = LineFile::open(s_.config.output.params, 0);
+  json["step"] = state_.step;
+  auto file = LineFile::open(config_.params, 0);
   if (!file) return std::move(file).error().with_context("output.params");
   return file->append(json.dump() + "\n");
 }

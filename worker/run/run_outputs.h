@@ -6,9 +6,12 @@
 #include <string>
 
 #include "common/result.h"
+#include "worker/checkpoint/state.h"
+#include "worker/config/config.h"
+#include "worker/engine/parameter_store.h"
 #include "worker/report/metrics.h"
 #include "worker/report/tensorboard.h"
-#include "worker/run/session.h"
+#include "worker/run/ranks.h"
 
 namespace ddprun::trainer {
 
@@ -17,7 +20,9 @@ namespace ddprun::trainer {
 // said and given up: it must not end a run. Only the parameters, written at the end, are an error then.
 class RunOutputs {
  public:
-  explicit RunOutputs(const Session& session) : s_(session) {}
+  // All arguments are kept.
+  RunOutputs(const OutputConfig& config, const Ranks& ranks, const checkpoint::TrainState& state)
+      : config_(config), ranks_(ranks), state_(state) {}
 
   // On every rank. Errors begin with the key: what cannot be written is found before the first step.
   Result<void> open();
@@ -31,12 +36,14 @@ class RunOutputs {
   void scalar(std::string_view tag, std::int64_t step, double value);  // to TensorBoard, if it is wanted
 
   // output.params, rank 0 at the end. Errors: the file cannot be written.
-  Result<void> write_params() const;
+  Result<void> write_params(const engine::ParameterStore& store) const;
 
  private:
   Result<void> open_indices();
 
-  const Session& s_;
+  const OutputConfig& config_;
+  const Ranks& ranks_;
+  const checkpoint::TrainState& state_;
   std::optional<LineFile> metrics_, indices_;
   std::optional<TensorBoardWriter> tensorboard_;
   std::string used_;  // index lines of the step in work

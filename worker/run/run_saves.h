@@ -3,8 +3,10 @@
 #include <cstdint>
 
 #include "common/result.h"
+#include "worker/checkpoint/writer.h"
+#include "worker/run/ranks.h"
+#include "worker/run/run_model.h"
 #include "worker/run/run_outputs.h"
-#include "worker/run/session.h"
 
 namespace ddprun::trainer {
 
@@ -12,7 +14,10 @@ namespace ddprun::trainer {
 // written: a checkpoint knows how long they are.
 class RunSaves {
  public:
-  RunSaves(Session& session, const RunOutputs& outputs) : s_(session), outputs_(outputs) {}
+  // writer: null on ranks that save nothing. All but `with_indices` (output.indices are written) are kept.
+  RunSaves(const Ranks& ranks, const RunModel& model, checkpoint::TrainState& state,
+           checkpoint::CheckpointWriter* writer, const RunOutputs& outputs, bool with_indices)
+      : ranks_(ranks), model_(model), state_(state), writer_(writer), outputs_(outputs), with_indices_(with_indices) {}
 
   // Starts a save of this step; waits for the one before. A save that failed is said and the run goes on: what was
   // saved before is still there, and the next save may find room again. Errors: the save before hangs; the device's.
@@ -26,9 +31,14 @@ class RunSaves {
 
  private:
   Result<void> gather_index_bytes();
+  Result<void> copy_and_submit();
 
-  Session& s_;
+  const Ranks& ranks_;
+  const RunModel& model_;
+  checkpoint::TrainState& state_;
+  checkpoint::CheckpointWriter* writer_;
   const RunOutputs& outputs_;
+  bool with_indices_;
   std::int64_t started_at_ = -1;
 };
 

@@ -4,9 +4,13 @@
 #include <vector>
 
 #include "common/result.h"
+#include "worker/checkpoint/state.h"
+#include "worker/config/config.h"
 #include "worker/run/batch_wait.h"
+#include "worker/run/ranks.h"
+#include "worker/run/run_data.h"
+#include "worker/run/run_model.h"
 #include "worker/run/run_outputs.h"
-#include "worker/run/session.h"
 #include "worker/run/stop_signal.h"
 
 namespace ddprun::trainer {
@@ -26,11 +30,12 @@ struct StepResult {
 class TrainStep {
  public:
   // All arguments are kept.
-  TrainStep(Session& session, StopSignal& stop, RunOutputs& outputs, SlowRead& slow);
+  TrainStep(const TrainerConfig& config, Ranks& ranks, RunModel& model, RunData& data, checkpoint::TrainState& state,
+            StopSignal& stop, RunOutputs& outputs, SlowRead& slow);
 
-  std::int64_t samples_per_rank() const { return batch_ * s_.config.train.accumulate; }  // of a whole step
+  std::int64_t samples_per_rank() const { return batch_ * config_.train.accumulate; }  // of a whole step
   void begin_epoch() { others_wait_ = true; }
-  // Collective. samples_left: of this rank in the epoch, the same on all. Moves `session.state` on. Errors: on all
+  // Collective. samples_left: of this rank in the epoch, the same on all. Moves `state` on. Errors: on all
   // ranks with one cause, which one of them tells.
   Result<StepResult> run(std::int64_t samples_left, double lr);
 
@@ -57,7 +62,11 @@ class TrainStep {
   Result<void> bad_loss(double own_loss);
   Result<void> update(double own_loss, double lr, StepResult& result);
 
-  Session& s_;
+  const TrainerConfig& config_;
+  Ranks& ranks_;
+  RunModel& model_;
+  RunData& data_;
+  checkpoint::TrainState& state_;
   StopSignal& stop_;
   RunOutputs& outputs_;
   BatchWait batch_wait_;
