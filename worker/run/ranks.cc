@@ -12,8 +12,8 @@
 namespace ddprun::trainer {
 
 Result<void> Ranks::check_on_all(Result<void> mine) {
-  if (!mine && kernels_ != nullptr) {
-    if (auto good = kernels_->status(); !good) mine = std::move(good);
+  if (!mine && device_ != nullptr) {
+    if (auto good = device_->status(); !good) mine = std::move(good);
   }
   Agreement agreement = agree(*communicator_, std::move(mine));
   if (agreement.result || error_is_said_) return std::move(agreement.result);

@@ -7,7 +7,7 @@
 #include "common/worker_env.h"
 #include "worker/comm/communicator.h"
 #include "worker/config/config.h"
-#include "worker/kernels/kernels.h"
+#include "worker/kernels/device.h"
 #include "worker/run/stop_signal.h"
 
 namespace ddprun::trainer {
@@ -26,8 +26,8 @@ class Ranks {
   const WorkerEnv& env() const { return env_; }
 
   // A device that failed is the cause of what else goes wrong on this rank: from now on it is asked before any other
-  // error is believed. kernels: kept until the last check_on_all().
-  void suspect(const engine::Kernels& kernels) { kernels_ = &kernels; }
+  // error is believed. device: kept until the last check_on_all().
+  void suspect(const engine::Device& device) { device_ = &device; }
 
   // Every rank's part of a phase is done: see agree(). On failure the rank that failed says so at once, and the others
   // stay until the launcher, which sees that one end, stops them: it shall see the cause before its consequences.
@@ -42,7 +42,7 @@ class Ranks {
   std::unique_ptr<comm::Communicator> communicator_;
   WorkerEnv env_;
   const StopSignal& stop_;
-  const engine::Kernels* kernels_ = nullptr;
+  const engine::Device* device_ = nullptr;
   bool error_is_said_ = false;
 };
 
