@@ -32,6 +32,10 @@ void read_model(ConfigSection section, TrainerConfig& config) {
   for (const std::int64_t width : model.hidden) {
     if (width < 1) section.error("hidden", "needs widths of at least 1");
   }
+  const std::string activation = section.choice("activation", "relu", {"relu", "gelu", "silu"});
+  model.activation = activation == "gelu"   ? engine::Activation::gelu
+                     : activation == "silu" ? engine::Activation::silu
+                                            : engine::Activation::relu;
   model.width = section.integer("width", 64, 1, 65536);
   model.vocabulary = section.integer("vocabulary", 50257, 2, 65536);
   model.context = section.integer("context", 1024, 1, 1 << 20);
@@ -293,7 +297,7 @@ void find_idle_keys(ConfigSection root, const TrainerConfig& config) {
   const bool resnet = name.rfind("resnet", 0) == 0;
   const auto of_model = [&name](const char* others) { return "it is for " + std::string(others) + ", not " + name; };
   ConfigSection model = root.section("model");
-  if (name != "mlp") no_effect(model, {"hidden"}, of_model("mlp"));
+  if (name != "mlp") no_effect(model, {"hidden", "activation"}, of_model("mlp"));
   if (!resnet) no_effect(model, {"stem", "width"}, of_model("resnet18 and resnet50"));
   if (name != "gpt2") {
     no_effect(model, {"vocabulary", "context", "layers", "heads", "embedding", "dropout"}, of_model("gpt2"));

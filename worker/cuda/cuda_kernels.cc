@@ -148,6 +148,12 @@ class CudaKernels final : public Kernels {
   void gelu_backward(std::int64_t count, const void* dy, const void* x, void* dx, bool accumulate_dx) override {
     run("gelu_backward", [&] { gpu::gelu_backward(stream(), type_, count, dy, x, dx, accumulate_dx); });
   }
+  void silu(std::int64_t count, const void* x, void* y) override {
+    run("silu", [&] { gpu::silu(stream(), type_, count, x, y); });
+  }
+  void silu_backward(std::int64_t count, const void* dy, const void* x, void* dx, bool accumulate_dx) override {
+    run("silu_backward", [&] { gpu::silu_backward(stream(), type_, count, dy, x, dx, accumulate_dx); });
+  }
   void relu(std::int64_t count, const void* x, void* y) override {
     run("relu", [&] { gpu::relu(stream(), type_, count, x, y); });
   }

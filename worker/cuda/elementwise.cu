@@ -82,6 +82,24 @@ struct GeluBackward {
 };
 
 template <typename T>
+struct Silu {
+  const T* x;
+  __device__ float operator()(std::int64_t i) const {
+    const float v = to_float(x[i]);
+    return v / (1.0f + expf(-v));
+  }
+};
+
+template <typename T>
+struct SiluBackward {
+  const T *dy, *x;
+  __device__ float operator()(std::int64_t i) const {
+    const float v = to_float(x[i]), gate = 1.0f / (1.0f + expf(-v));
+    return to_float(dy[i]) * gate * (1.0f + v * (1.0f - gate));
+  }
+};
+
+template <typename T>
 struct MseBackward {
   const T *prediction, *target;
   float factor;
@@ -221,6 +239,22 @@ void gelu_backward(Stream stream, DType type, std::int64_t count, const void* dy
   with_type(type, [&](auto tag) {
     using T = decltype(tag);
     map<T>(stream, count, GeluBackward<T>{static_cast<const T*>(dy), static_cast<const T*>(x)}, static_cast<T*>(dx),
+           accumulate);
+  });
+}
+
+void silu(Stream stream, DType type, std::int64_t count, const void* x, void* y) {
+  with_type(type, [&](auto tag) {
+    using T = decltype(tag);
+    map<T>(stream, count, Silu<T>{static_cast<const T*>(x)}, static_cast<T*>(y));
+  });
+}
+
+void silu_backward(Stream stream, DType type, std::int64_t count, const void* dy, const void* x, void* dx,
+                   bool accumulate) {
+  with_type(type, [&](auto tag) {
+    using T = decltype(tag);
+    map<T>(stream, count, SiluBackward<T>{static_cast<const T*>(dy), static_cast<const T*>(x)}, static_cast<T*>(dx),
            accumulate);
   });
 }

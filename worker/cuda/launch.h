@@ -32,6 +32,9 @@ void relu_backward(Stream stream, DType type, std::int64_t count, const void* dy
 void gelu(Stream stream, DType type, std::int64_t count, const void* x, void* y);
 void gelu_backward(Stream stream, DType type, std::int64_t count, const void* dy, const void* x, void* dx,
                    bool accumulate);
+void silu(Stream stream, DType type, std::int64_t count, const void* x, void* y);
+void silu_backward(Stream stream, DType type, std::int64_t count, const void* dy, const void* x, void* dx,
+                   bool accumulate);
 void dropout(Stream stream, DType type, std::int64_t count, double p, const RandomKey& key, const void* x, void* y,
              bool accumulate);
 

@@ -14,6 +14,8 @@ class ElementKernels {
 
   virtual void gelu(std::int64_t count, const void* x, void* y) = 0;
   virtual void gelu_backward(std::int64_t count, const void* dy, const void* x, void* dx, bool accumulate) = 0;
+  virtual void silu(std::int64_t count, const void* x, void* y) = 0;
+  virtual void silu_backward(std::int64_t count, const void* dy, const void* x, void* dx, bool accumulate) = 0;
   virtual void relu(std::int64_t count, const void* x, void* y) = 0;
   virtual void relu_backward(std::int64_t count, const void* dy, const void* y, void* dx, bool accumulate) = 0;
   virtual void add(std::int64_t count, const void* a, const void* b, void* y) = 0;

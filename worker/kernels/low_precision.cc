@@ -118,6 +118,16 @@ class LowPrecision final : public Kernels {
     k_->gelu_backward(n, in(0, dy, n), in(1, x, n), out, accumulate);
     narrow(out, dx, n);
   }
+  void silu(I n, const void* x, void* y) override {
+    float* v = in(0, x, n);
+    k_->silu(n, v, v);
+    narrow(v, y, n);
+  }
+  void silu_backward(I n, const void* dy, const void* x, void* dx, bool accumulate) override {
+    float* out = target(2, dx, n, accumulate);
+    k_->silu_backward(n, in(0, dy, n), in(1, x, n), out, accumulate);
+    narrow(out, dx, n);
+  }
   void relu(I n, const void* x, void* y) override {
     float* v = in(0, x, n);
     k_->relu(n, v, v);
