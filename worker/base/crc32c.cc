@@ -7,7 +7,7 @@
 #include <nmmintrin.h>
 #endif
 
-namespace ddprun::checkpoint {
+namespace ddprun {
 namespace {
 
 constexpr std::uint32_t kPolynomial = 0x82F63B78;  // reflected
@@ -53,4 +53,4 @@ std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before) {
   return ~by_table(bytes.data(), bytes.size(), start);
 }
 
-}  // namespace ddprun::checkpoint
+}  // namespace ddprun

@@ -13,7 +13,7 @@
 
 #include "common/unique_fd.h"
 
-namespace ddprun::data {
+namespace ddprun {
 namespace {
 
 Result<UniqueFd> open_file(const std::string& path, std::size_t& size, FileKind kind = FileKind::regular) {
@@ -120,4 +120,4 @@ Result<std::vector<std::byte>> read_file(const std::string& path, std::size_t ma
   return bytes;
 }
 
-}  // namespace ddprun::data
+}  // namespace ddprun

@@ -9,7 +9,7 @@
 
 #include "common/result.h"
 
-namespace ddprun::data {
+namespace ddprun {
 
 // A file mapped read-only for as long as this lives.
 class MappedFile {
@@ -49,4 +49,4 @@ Result<std::vector<std::byte>> read_whole(const std::string& path);
 Result<std::vector<std::byte>> read_file(const std::string& path, std::size_t max_bytes,
                                          FileKind kind = FileKind::regular);
 
-}  // namespace ddprun::data
+}  // namespace ddprun

@@ -15,7 +15,7 @@
 
 #include "common/result.h"
 
-namespace ddprun::trainer {
+namespace ddprun {
 
 // Does work that may hang (a file server that is gone, a GPU) in a thread and waits for it at most `limit`. A thread
 // that hangs is left behind: `work` must own all that it touches. Exceptions (no memory) become errors. Errors: those
@@ -59,4 +59,4 @@ Result<T> within(std::chrono::milliseconds limit, std::string_view what, std::fu
                fmt::format("{} did not answer within {} s: does its file system hang?", what, limit.count() / 1000));
 }
 
-}  // namespace ddprun::trainer
+}  // namespace ddprun

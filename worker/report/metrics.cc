@@ -34,7 +34,7 @@ static Result<void> make_folder_of(const std::string& path) {
   const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   std::error_code failed;
   if (!parent.empty()) std::filesystem::create_directories(parent, failed);
-  if (failed) return data::file_error(failed.value(), fmt::format("cannot make the folder of {}", path));
+  if (failed) return file_error(failed.value(), fmt::format("cannot make the folder of {}", path));
   return {};
 }
 
@@ -43,14 +43,14 @@ Result<void> check_writable(const std::string& path) {
   if (!made) return made;
   struct stat info = {};
   if (::stat(path.c_str(), &info) == 0) {  // a device or a pipe may well be wanted
-    if (S_ISDIR(info.st_mode)) return data::file_error(EISDIR, "cannot write " + path);
-    if (S_ISSOCK(info.st_mode)) return data::file_error(ENXIO, "cannot write " + path);
+    if (S_ISDIR(info.st_mode)) return file_error(EISDIR, "cannot write " + path);
+    if (S_ISSOCK(info.st_mode)) return file_error(ENXIO, "cannot write " + path);
   }
   if (::access(path.c_str(), W_OK) == 0) return {};
   const int why = errno;
   const std::string parent = std::filesystem::path(path).parent_path().string();
   if (why == ENOENT && ::access(parent.empty() ? "." : parent.c_str(), W_OK | X_OK) == 0) return {};
-  return data::file_error(why == ENOENT ? errno : why, "cannot write " + path);
+  return file_error(why == ENOENT ? errno : why, "cannot write " + path);
 }
 
 // False: another process has it.
@@ -79,7 +79,7 @@ Result<LineFile> LineFile::open_as(const std::string& path, std::int64_t keep_by
   auto made = make_folder_of(path);
   if (!made) return std::move(made).error();
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!fd) return data::file_error(errno, "cannot write " + path);
+  if (!fd) return file_error(errno, "cannot write " + path);
   if (alone && !lock(fd.get())) {
     return Error(Errc::invalid_argument, path + ": another run writes it; give each run its own file");
   }
@@ -112,7 +112,7 @@ Result<void> LineFile::append(const std::string& lines) {
 
 Result<std::int64_t> metrics_bytes_up_to(const std::string& path, std::int64_t step) {
   if (step == 0) return std::int64_t{0};
-  auto bytes = data::read_file(path, std::size_t{8} << 30);
+  auto bytes = read_file(path, std::size_t{8} << 30);
   if (!bytes) {
     if (bytes.error().code() == Errc::not_found) return std::int64_t{0};
     return std::move(bytes).error();

@@ -40,7 +40,7 @@ void append_integer(std::string& out, int field, std::int64_t value) {
 }
 
 std::uint32_t masked_crc(std::string_view bytes) {
-  const std::uint32_t crc = checkpoint::crc32c(std::as_bytes(std::span(bytes)));
+  const std::uint32_t crc = crc32c(std::as_bytes(std::span(bytes)));
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8U;
 }
 

@@ -13,9 +13,7 @@
 namespace ddprun::trainer {
 namespace {
 
-std::uint32_t crc_of(const std::string& text, std::uint32_t crc) {
-  return checkpoint::crc32c(std::as_bytes(std::span(text)), crc);
-}
+std::uint32_t crc_of(const std::string& text, std::uint32_t crc) { return crc32c(std::as_bytes(std::span(text)), crc); }
 
 // "cat/12.png": hosts may keep the pictures in different places.
 std::uint32_t crc_of_names(const data::Dataset& dataset) {
@@ -33,7 +31,7 @@ std::uint32_t crc_of_samples(const data::Dataset& dataset, std::uint64_t seed) {
   for (const std::int64_t index : {std::int64_t{0}, dataset.size() / 2, dataset.size() - 1}) {
     // A sample that cannot be read is the training's matter.
     if (!dataset.read(data::SampleKey{seed, 0, index}, input.data(), target.data())) continue;
-    crc = checkpoint::crc32c(target, checkpoint::crc32c(input, crc));
+    crc = crc32c(target, crc32c(input, crc));
   }
   return crc;
 }

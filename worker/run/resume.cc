@@ -31,7 +31,7 @@ bool is_ours(const checkpoint::CheckpointDirectory& directory, const std::vector
              const std::vector<std::int64_t>& launchers) {
   for (const std::int64_t step : steps) {
     // Whatever is wrong with a file is found, and said, when the checkpoint is loaded.
-    auto raw = data::read_whole(directory.path_of(step) + "/" + checkpoint::kStateFile);
+    auto raw = read_whole(directory.path_of(step) + "/" + checkpoint::kStateFile);
     if (!raw) continue;
     auto state = checkpoint::state_from_json(std::string(reinterpret_cast<const char*>(raw->data()), raw->size()));
     if (state && share_one(state->launchers, launchers)) return true;

@@ -143,7 +143,7 @@ std::uint32_t parameter_checksum(const engine::ParameterStore& store) {
     if (p.buffer) continue;
     host.resize(p.size_bytes());
     store.read(p.id, host.data());
-    crc = checkpoint::crc32c(host, crc);
+    crc = crc32c(host, crc);
   }
   return crc;
 }

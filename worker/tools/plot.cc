@@ -145,7 +145,7 @@ std::string draw_svg(const std::string& title, const std::vector<Series>& panels
 }
 
 Result<std::vector<Series>> read_metrics(const std::string& path) {
-  auto bytes = data::read_file(path, std::size_t{8} << 30);
+  auto bytes = read_file(path, std::size_t{8} << 30);
   if (!bytes) return std::move(bytes).error();
   const std::string_view text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
   std::vector<Series> all = {{"loss", {}, {}}, {"lr", {}, {}}, {"scale", {}, {}}, {"samples_per_s", {}, {}}};

@@ -60,7 +60,7 @@ Result<void> run(const ParsedOptions& options) {
   std::vector<std::uint16_t> tokens;
   std::size_t read_bytes = 0;
   for (const std::string& path : options.rest()) {
-    auto bytes = data::read_file(path, std::size_t{1} << 40, data::FileKind::any);
+    auto bytes = read_file(path, std::size_t{1} << 40, FileKind::any);
     if (!bytes) return std::move(bytes).error();
     if (bytes->empty()) continue;
     if (tokenizer->end_of_text()) tokens.push_back(*tokenizer->end_of_text());

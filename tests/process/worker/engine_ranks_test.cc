@@ -93,7 +93,7 @@ class Rank {
     std::uint32_t sum = 0;
     for (const Parameter& p : trial_.store->parameters()) {
       if (p.buffer) continue;  // running statistics are each rank's own
-      sum = checkpoint::crc32c({static_cast<const std::byte*>(p.data), p.size_bytes()}, sum);
+      sum = crc32c({static_cast<const std::byte*>(p.data), p.size_bytes()}, sum);
     }
     std::int64_t mine = sum;
     RANK_OK(c_.all_gather({&mine, 1, comm::DType::i64}, {sums.data(), sums.size(), comm::DType::i64}).wait());
