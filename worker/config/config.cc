@@ -87,37 +87,38 @@ void read_data(ConfigSection section, DataConfig& data) {
   data.shuffle = section.boolean("shuffle", true);
   data.drop_last = section.boolean("drop_last", false);
   data.drop_short_batch = section.boolean("drop_short_batch", false);
-  data.num_workers = static_cast<int>(section.integer("num_workers", 2, 0, 1024));
-  data.prefetch_factor = static_cast<int>(section.integer("prefetch_factor", 2, 1, 1024));
-  if (section.has("prefetch_factor") && data.num_workers == 0) {
+  data.reading.num_workers = static_cast<int>(section.integer("num_workers", 2, 0, 1024));
+  data.reading.prefetch_factor = static_cast<int>(section.integer("prefetch_factor", 2, 1, 1024));
+  if (section.has("prefetch_factor") && data.reading.num_workers == 0) {
     section.error("prefetch_factor", "needs data.num_workers of at least 1");
   }
-  data.persistent_workers = section.boolean("persistent_workers", true);
-  data.pin_memory = section.boolean("pin_memory", true);
+  data.reading.persistent_workers = section.boolean("persistent_workers", true);
+  data.reading.pin_memory = section.boolean("pin_memory", true);
   ConfigSection normalize = section.section("normalize");
-  data.mean = normalize.reals("mean", {});
-  data.std = normalize.reals("std", {});
-  if (data.mean.size() != data.std.size()) section.error("normalize", "mean and std need equally many numbers");
-  for (const double s : data.std) {
+  data.transform.mean = normalize.reals("mean", {});
+  data.transform.std = normalize.reals("std", {});
+  if (data.transform.mean.size() != data.transform.std.size())
+    section.error("normalize", "mean and std need equally many numbers");
+  for (const double s : data.transform.std) {
     if (s <= 0) section.error("normalize", "std must be above 0");
   }
   for (const std::string& name : section.texts("augment", {})) {
     if (name == "crop") {
-      data.crop = true;
+      data.transform.crop = true;
     } else if (name == "flip") {
-      data.flip = true;
+      data.transform.flip = true;
     } else {
       section.error("augment", fmt::format("'{}' is not known (crop, flip)", name));
     }
   }
-  data.image_size = section.integer("image_size", 224, 1, 1 << 14);
+  data.transform.image_size = section.integer("image_size", 224, 1, 1 << 14);
   data.sequence_length = section.integer("sequence_length", 1024, 1, 1 << 20);
   data.samples = section.integer("samples", 1024, 1, kMany);
   data.sample_shape = section.integers("sample_shape", {});
   for (const std::int64_t extent : data.sample_shape) {
     if (extent < 1) section.error("sample_shape", "needs extents of at least 1");
   }
-  data.read_timeout = std::chrono::seconds(section.integer("read_timeout_s", 300, 1, 86400));
+  data.reading.timeout = std::chrono::seconds(section.integer("read_timeout_s", 300, 1, 86400));
 }
 
 void read_loss(ConfigSection section, engine::LossConfig& loss) {
@@ -251,9 +252,11 @@ void check_model(ConfigSection root, const TrainerConfig& config) {
   if (resnet && data.format == "csv") {
     data_section.error("format", fmt::format("model {} needs square images, csv data have none", model.name));
   }
-  if (data.format == "csv" && (data.crop || data.flip)) data_section.error("augment", "csv data are no images");
-  if (resnet && data.image_size < 8 && (data.format == "image_folder" || data.format == "synthetic")) {
-    data_section.error("image_size", fmt::format("{} is below 8, the least for {}", data.image_size, model.name));
+  if (data.format == "csv" && (data.transform.crop || data.transform.flip))
+    data_section.error("augment", "csv data are no images");
+  if (resnet && data.transform.image_size < 8 && (data.format == "image_folder" || data.format == "synthetic")) {
+    data_section.error("image_size",
+                       fmt::format("{} is below 8, the least for {}", data.transform.image_size, model.name));
   }
   if ((resnet || gpt) && config.loss.kind == engine::LossKind::mse) {
     root.section("loss", "name").error("name", fmt::format("mse is not for model {}, which has classes", model.name));

@@ -18,6 +18,22 @@
 // The trainer's configuration, checked: every key of the YAML file has its place here.
 namespace ddprun::trainer {
 
+// How a rank's threads read: keys of `data`.
+struct ReadingConfig {
+  int num_workers = 2;
+  int prefetch_factor = 2;
+  bool persistent_workers = true;
+  bool pin_memory = true;  // false is refused on a GPU: DeviceContext::upload() goes through page-locked memory
+  std::chrono::milliseconds timeout{300'000};  // read_timeout_s
+};
+
+// What becomes of a sample: keys of `data`.
+struct TransformConfig {
+  std::vector<double> mean, std;
+  bool crop = false, flip = false;
+  std::int64_t image_size = 224;
+};
+
 struct DataConfig {
   std::string format;
   data::DataPaths train, validation;  // validation empty: no evaluation
@@ -25,17 +41,11 @@ struct DataConfig {
   bool shuffle = true;
   bool drop_last = false;         // the sampler's tail: torch's DistributedSampler(drop_last=True)
   bool drop_short_batch = false;  // the last batch if it is short: torch's DataLoader(drop_last=True)
-  int num_workers = 2;
-  int prefetch_factor = 2;
-  bool persistent_workers = true;
-  bool pin_memory = true;  // false is refused on a GPU: DeviceContext::upload() goes through page-locked memory
-  std::vector<double> mean, std;
-  bool crop = false, flip = false;
-  std::int64_t image_size = 224;
+  ReadingConfig reading;
+  TransformConfig transform;
   std::int64_t sequence_length = 1024;
   std::int64_t samples = 1024;             // synthetic
   std::vector<std::int64_t> sample_shape;  // synthetic; empty: what the model takes
-  std::chrono::milliseconds read_timeout{300'000};
 };
 
 enum class OnNan : std::uint8_t { stop, skip };

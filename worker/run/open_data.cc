@@ -20,16 +20,16 @@ Result<std::unique_ptr<data::Dataset>> open_part(const TrainerConfig& config, bo
   }
   options.ignore_index = config.loss.ignore_index;
   options.training = training;
-  options.mean = config.data.mean;
-  options.std = config.data.std;
-  options.crop = config.data.crop;
-  options.flip = config.data.flip;
-  options.image_size = config.data.image_size;
+  options.mean = config.data.transform.mean;
+  options.std = config.data.transform.std;
+  options.crop = config.data.transform.crop;
+  options.flip = config.data.transform.flip;
+  options.image_size = config.data.transform.image_size;
   options.sequence_length = config.data.sequence_length;
   options.synthetic_samples = config.data.samples;
   options.synthetic_shape = config.data.sample_shape;
   if (options.synthetic_shape.empty() && config.model.name.rfind("resnet", 0) == 0) {
-    options.synthetic_shape = {config.data.image_size, config.data.image_size, 3};
+    options.synthetic_shape = {config.data.transform.image_size, config.data.transform.image_size, 3};
   } else if (options.synthetic_shape.empty() && config.model.name != "gpt2") {
     options.synthetic_shape = {784};
   }

@@ -18,7 +18,7 @@ constexpr std::chrono::seconds kSetupTimeout{600};
 constexpr std::chrono::seconds kSetupSpare{60};
 
 // Opening reads whole files of some formats: longer than a batch may take. Data and weights have this each.
-std::chrono::milliseconds open_limit(const TrainerConfig& config) { return 2 * config.data.read_timeout; }
+std::chrono::milliseconds open_limit(const TrainerConfig& config) { return 2 * config.data.reading.timeout; }
 
 // Phase 1 on each rank: no collective inside.
 Result<void> open_local(Run& run, Ranks& ranks) {

@@ -14,11 +14,11 @@ namespace {
 data::LoaderOptions loader_options(const TrainerConfig& config) {
   data::LoaderOptions options;
   options.batch_size = config.data.batch_size;
-  options.num_workers = config.data.num_workers;
-  options.prefetch_factor = config.data.prefetch_factor;
-  options.persistent_workers = config.data.persistent_workers;
+  options.num_workers = config.data.reading.num_workers;
+  options.prefetch_factor = config.data.reading.prefetch_factor;
+  options.persistent_workers = config.data.reading.persistent_workers;
   options.seed = config.train.seed;
-  options.timeout = config.data.read_timeout;
+  options.timeout = config.data.reading.timeout;
   return options;
 }
 

@@ -39,7 +39,7 @@ Result<std::unique_ptr<engine::Kernels>> make_kernels(TrainerConfig& config, con
   auto gpu = comm::find_gpu(*backend);
   if (!gpu) return std::move(gpu).error();
   if (*gpu == nullptr) return engine::make_cpu_kernels(config.precision.dtype);
-  if (!config.data.pin_memory) {
+  if (!config.data.reading.pin_memory) {
     return Error(Errc::invalid_argument,
                  "data.pin_memory: false cannot be had on a GPU: batches go through page-locked buffers of at most "
                  "32 MiB. Leave the key out");

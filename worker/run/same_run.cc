@@ -47,8 +47,9 @@ Traits traits_of(const TrainerConfig& c, const RunData& data) {
   add("data.shuffle", c.data.shuffle);
   add("data.drop_last", c.data.drop_last);
   add("data.drop_short_batch", c.data.drop_short_batch);
-  add("data.normalize", fmt::format("mean {} std {}", fmt::join(c.data.mean, " "), fmt::join(c.data.std, " ")));
-  add("data.augment", fmt::format("crop {} flip {}", c.data.crop, c.data.flip));
+  add("data.normalize",
+      fmt::format("mean {} std {}", fmt::join(c.data.transform.mean, " "), fmt::join(c.data.transform.std, " ")));
+  add("data.augment", fmt::format("crop {} flip {}", c.data.transform.crop, c.data.transform.flip));
   add("model.activation", static_cast<int>(c.model.activation));
   add("loss", fmt::format("kind {} label_smoothing {} ignore_index {}", static_cast<int>(c.loss.kind),
                           c.loss.label_smoothing, c.loss.ignore_index));

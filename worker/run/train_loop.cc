@@ -75,7 +75,7 @@ class TrainLoop {
   // While one rank reads or writes files the others wait for it much longer than for a gradient.
   std::chrono::milliseconds file_timeout() const {
     constexpr std::chrono::minutes kSpare{1};
-    return std::max({kFileTimeout, config_.checkpoint.timeout + kSpare, config_.data.read_timeout + kSpare});
+    return std::max({kFileTimeout, config_.checkpoint.timeout + kSpare, config_.data.reading.timeout + kSpare});
   }
 
   TrainerConfig& config_;
