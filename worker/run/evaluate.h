@@ -6,7 +6,7 @@
 
 #include "common/result.h"
 #include "worker/data/loader.h"
-#include "worker/run/batch_wait.h"
+#include "worker/ranks/batch_wait.h"
 #include "worker/run/plans.h"
 
 namespace ddprun::trainer {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "worker/run/launcher_mark.h"
+#include "worker/ranks/launcher_mark.h"
 #include "worker/run/resume.h"
 #include "worker/run/same_run.h"
 #include "worker/run/weights.h"

@@ -8,7 +8,7 @@
 #include "worker/checkpoint/state.h"
 #include "worker/checkpoint/writer.h"
 #include "worker/config/config.h"
-#include "worker/run/ranks.h"
+#include "worker/ranks/ranks.h"
 #include "worker/run/run_data.h"
 #include "worker/run/run_model.h"
 

@@ -13,8 +13,8 @@
 #include "worker/base/file_bytes.h"
 #include "worker/base/within.h"
 #include "worker/checkpoint/writer.h"
-#include "worker/run/agree.h"
-#include "worker/run/launcher_mark.h"
+#include "worker/ranks/agree.h"
+#include "worker/ranks/launcher_mark.h"
 #include "worker/run/weights.h"
 
 namespace ddprun::trainer {

@@ -10,7 +10,7 @@
 #include "worker/checkpoint/directory.h"
 #include "worker/checkpoint/state.h"
 #include "worker/config/config.h"
-#include "worker/run/ranks.h"
+#include "worker/ranks/ranks.h"
 #include "worker/run/run_model.h"
 
 namespace ddprun::trainer {

@@ -12,8 +12,8 @@
 #include "worker/kernels/kernels.h"
 #include "worker/optim/grad_scaler.h"
 #include "worker/optim/optimizer.h"
+#include "worker/ranks/ranks.h"
 #include "worker/run/plans.h"
-#include "worker/run/ranks.h"
 
 namespace ddprun::cuda {
 class DeviceContext;

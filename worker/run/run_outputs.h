@@ -9,9 +9,9 @@
 #include "worker/checkpoint/state.h"
 #include "worker/config/config.h"
 #include "worker/engine/parameter_store.h"
+#include "worker/ranks/ranks.h"
 #include "worker/report/metrics.h"
 #include "worker/report/tensorboard.h"
-#include "worker/run/ranks.h"
 
 namespace ddprun::trainer {
 

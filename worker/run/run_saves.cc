@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "common/log.h"
-#include "worker/run/agree.h"
+#include "worker/ranks/agree.h"
 
 namespace ddprun::trainer {
 

@@ -4,7 +4,7 @@
 
 #include "common/result.h"
 #include "worker/checkpoint/writer.h"
-#include "worker/run/ranks.h"
+#include "worker/ranks/ranks.h"
 #include "worker/run/run_model.h"
 #include "worker/run/run_outputs.h"
 

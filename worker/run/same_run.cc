@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "worker/run/agree.h"
+#include "worker/ranks/agree.h"
 
 namespace ddprun::trainer {
 namespace {

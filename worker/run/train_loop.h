@@ -5,7 +5,7 @@
 #include "common/result.h"
 #include "common/worker_env.h"
 #include "worker/config/config.h"
-#include "worker/run/stop_signal.h"
+#include "worker/ranks/stop_signal.h"
 
 namespace ddprun::trainer {
 

@@ -6,12 +6,12 @@
 #include "common/result.h"
 #include "worker/checkpoint/state.h"
 #include "worker/config/config.h"
-#include "worker/run/batch_wait.h"
-#include "worker/run/ranks.h"
+#include "worker/ranks/batch_wait.h"
+#include "worker/ranks/ranks.h"
+#include "worker/ranks/stop_signal.h"
 #include "worker/run/run_data.h"
 #include "worker/run/run_model.h"
 #include "worker/run/run_outputs.h"
-#include "worker/run/stop_signal.h"
 
 namespace ddprun::trainer {
 

@@ -1,4 +1,4 @@
-#include "worker/run/agree.h"
+#include "worker/ranks/agree.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "worker/run/batch_wait.h"
+#include "worker/ranks/batch_wait.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "worker/run/lone_copy.h"
+#include "worker/ranks/lone_copy.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "worker/run/ranks.h"
+#include "worker/ranks/ranks.h"
 
 #include <chrono>
 #include <thread>
@@ -6,8 +6,8 @@
 
 #include "common/clock.h"
 #include "worker/comm/factory.h"
-#include "worker/run/agree.h"
-#include "worker/run/run_error.h"
+#include "worker/ranks/agree.h"
+#include "worker/ranks/run_error.h"
 
 namespace ddprun::trainer {
 

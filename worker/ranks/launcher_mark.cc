@@ -1,4 +1,4 @@
-#include "worker/run/launcher_mark.h"
+#include "worker/ranks/launcher_mark.h"
 
 #include <algorithm>
 #include <charconv>
@@ -6,7 +6,7 @@
 #include <string>
 
 #include "common/options.h"
-#include "worker/run/agree.h"
+#include "worker/ranks/agree.h"
 
 namespace ddprun::trainer {
 

@@ -1,4 +1,4 @@
-#include "worker/run/run_error.h"
+#include "worker/ranks/run_error.h"
 
 #include <chrono>
 #include <cstdio>

@@ -8,7 +8,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/config/config.h"
 #include "worker/kernels/device.h"
-#include "worker/run/stop_signal.h"
+#include "worker/ranks/stop_signal.h"
 
 namespace ddprun::trainer {
 

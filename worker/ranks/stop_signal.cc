@@ -1,4 +1,4 @@
-#include "worker/run/stop_signal.h"
+#include "worker/ranks/stop_signal.h"
 
 #include <poll.h>
 #include <pthread.h>
