@@ -17,11 +17,11 @@
 // it knows; its collectives change nothing.
 namespace ddprun::testing {
 
+using cuda::NcclApi;
+using cuda::NcclComm;
+using cuda::NcclStream;
+using cuda::NcclUniqueId;
 using ddprun::DType;
-using comm::NcclApi;
-using comm::NcclComm;
-using comm::NcclStream;
-using comm::NcclUniqueId;
 using ddprun::Reduce;
 
 // What was called, and what is to go wrong.

@@ -13,6 +13,11 @@
 
 namespace ddprun::comm {
 
+using cuda::NcclApi;
+using cuda::NcclComm;
+using cuda::NcclStream;
+using cuda::NcclUniqueId;
+
 struct NcclSetup {
   NcclApi* nccl = nullptr;
   cuda::DeviceApi* device = nullptr;

@@ -7,6 +7,6 @@
 namespace ddprun::cuda {
 
 // The installed NCCL. Only inside libddprun_cuda.so.
-std::unique_ptr<comm::NcclApi> make_nccl_api();
+std::unique_ptr<NcclApi> make_nccl_api();
 
 }  // namespace ddprun::cuda

@@ -26,7 +26,7 @@ class DeviceBackend {
   virtual Result<int> device_count() = 0;
   // Opens LOCAL_RANK's device, before any other CUDA call of this process; once. Errors: as DeviceContext::open.
   virtual Result<DeviceContext*> open(int rank, int local_rank) = 0;
-  virtual comm::NcclApi& nccl() = 0;  // works before open(); no device is touched by its unique ids
+  virtual NcclApi& nccl() = 0;  // works before open(); no device is touched by its unique ids
   // After open(). tf32: f32 products on tensor cores. Errors: as make_cuda_kernels.
   virtual Result<std::unique_ptr<engine::Kernels>> make_kernels(DType precision, bool tf32) = 0;
   // After open(): rounds device memory from one of f32, bf16, f16 to another, on the compute stream. Failures show in
@@ -41,4 +41,4 @@ Result<DeviceBackend*> load_backend();
 }  // namespace ddprun::cuda
 
 // The one symbol that libddprun_cuda.so exports.
-extern "C" ddprun::cuda::DeviceBackend* ddprun_cuda_backend_v2();
+extern "C" ddprun::cuda::DeviceBackend* ddprun_cuda_backend_v3();

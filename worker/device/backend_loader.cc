@@ -37,7 +37,7 @@ Result<DeviceBackend*> load() {
       continue;
     }
     using Entry = DeviceBackend* (*)();
-    const auto entry = reinterpret_cast<Entry>(::dlsym(library, "ddprun_cuda_backend_v2"));
+    const auto entry = reinterpret_cast<Entry>(::dlsym(library, "ddprun_cuda_backend_v3"));
     if (entry == nullptr) {
       reasons += (reasons.empty() ? "" : "; ") + path + " is of another version of ddprun";
       ::dlclose(library);

@@ -10,7 +10,7 @@
 
 // Thin seam over NCCL: exactly the calls that our logic makes, with NCCL's own status numbers. The real one lives in
 // libddprun_cuda.so (worker/cuda/nccl_api_real.cc); a fake replays call order and errors in tests.
-namespace ddprun::comm {
+namespace ddprun::cuda {
 
 using NcclUniqueId = std::array<char, 128>;
 using NcclComm = void*;
@@ -58,4 +58,4 @@ class NcclApi {
   virtual int deregister(NcclComm comm, void* handle) = 0;
 };
 
-}  // namespace ddprun::comm
+}  // namespace ddprun::cuda

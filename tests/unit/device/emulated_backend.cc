@@ -3,6 +3,6 @@
 
 namespace ddprun::cuda {
 
-Result<DeviceBackend*> load_backend() { return ddprun_cuda_backend_v2(); }
+Result<DeviceBackend*> load_backend() { return ddprun_cuda_backend_v3(); }
 
 }  // namespace ddprun::cuda
