@@ -16,6 +16,7 @@ build_packages=(
   libdnnl-dev            # oneDNN: GEMM and convolution on CPUs
   libjpeg62-turbo-dev libpng-dev   # image_folder
   zlib1g-dev             # idx.gz
+  libpcre2-dev           # words of GPT-2's tokenizer
   libhwloc-dev           # --numa-binding
   libgtest-dev libgmock-dev libbenchmark-dev
 )

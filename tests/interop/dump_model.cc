@@ -15,7 +15,7 @@
 #include "worker/engine/plan.h"
 #include "worker/kernels/kernels.h"
 #include "worker/models/models.h"
-#include "worker/weights.h"
+#include "worker/run/weights.h"
 
 namespace {
 

@@ -10,19 +10,19 @@
 #include <vector>
 
 #include "common/check.h"
-#include "worker/comm/nccl_api.h"
-#include "worker/cuda/device_api.h"
+#include "worker/device/device_api.h"
+#include "worker/device/nccl_api.h"
 
 // NCCL and a device that record the order of calls and fail on command. The fake's "device" memory is host memory that
 // it knows; its collectives change nothing.
 namespace ddprun::testing {
 
-using comm::DType;
-using comm::NcclApi;
-using comm::NcclComm;
-using comm::NcclStream;
-using comm::NcclUniqueId;
-using comm::Reduce;
+using cuda::NcclApi;
+using cuda::NcclComm;
+using cuda::NcclStream;
+using cuda::NcclUniqueId;
+using ddprun::DType;
+using ddprun::Reduce;
 
 // What was called, and what is to go wrong.
 struct NcclLog {

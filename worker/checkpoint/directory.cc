@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "common/clock.h"
-#include "worker/checkpoint/crc32c.h"
-#include "worker/data/file_bytes.h"
+#include "worker/base/crc32c.h"
+#include "worker/base/file_bytes.h"
 
 namespace ddprun::checkpoint {
 namespace {
@@ -120,11 +120,11 @@ std::optional<std::int64_t> step_of_folder(const std::string& name) {
 Result<CheckpointDirectory> CheckpointDirectory::open(const std::string& path) {
   std::error_code failed;
   fs::create_directories(path, failed);
-  if (failed) return data::file_error(failed.value(), "cannot make the folder " + path);
+  if (failed) return file_error(failed.value(), "cannot make the folder " + path);
   const std::string lock_path = path + "/.lock";
   UniqueFd lock(::open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   // The lock may be there already: then it says nothing about the folder.
-  if (!lock || ::access(path.c_str(), W_OK | X_OK) != 0) return data::file_error(errno, "cannot write in " + path);
+  if (!lock || ::access(path.c_str(), W_OK | X_OK) != 0) return file_error(errno, "cannot write in " + path);
   const TimePoint give_up = SteadyClock::now() + std::chrono::seconds(10);
   while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK && errno != EINTR) break;  // a file system without locks: go on without
@@ -224,7 +224,7 @@ Result<void> CheckpointDirectory::set_aside(std::int64_t step) const {
 
 Result<CheckpointFiles> read_checkpoint(const std::string& folder) {
   const std::string list_path = folder + "/" + kChecksumFile;
-  auto list = data::read_whole(list_path);
+  auto list = read_whole(list_path);
   if (!list) return std::move(list).error();
   const std::span<const std::byte> raw(*list);
   const std::string text(reinterpret_cast<const char*>(raw.data()), raw.size());
@@ -240,7 +240,7 @@ Result<CheckpointFiles> read_checkpoint(const std::string& folder) {
     const std::size_t end = text.find('\n', at);
     const auto entry = parse_entry(text.substr(at, end - at));
     if (!entry) return Error(Errc::malformed, list_path + ": a line that is not CRC, size and name");
-    auto file = data::read_whole(folder + "/" + entry->name);
+    auto file = read_whole(folder + "/" + entry->name);
     if (!file) return std::move(file).error();
     if (file->size() != entry->size) {
       return Error(Errc::malformed,

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-#include "worker/data/file_bytes.h"
+#include "worker/base/file_bytes.h"
 
 namespace ddprun::checkpoint {
 namespace {
@@ -103,7 +103,7 @@ SafetensorsLayout layout_safetensors(const std::vector<TensorView>& tensors,
 }
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  auto bytes = data::read_whole(path);
+  auto bytes = read_whole(path);
   if (!bytes) return std::move(bytes).error();
   return parse(std::move(*bytes), path);
 }

@@ -8,20 +8,6 @@
 
 namespace ddprun::comm {
 
-const char* name_of(Reduce op) {
-  switch (op) {
-    case Reduce::sum:
-      return "sum";
-    case Reduce::avg:
-      return "avg";
-    case Reduce::min:
-      return "min";
-    case Reduce::max:
-      return "max";
-  }
-  return "unknown reduction";
-}
-
 const char* name_of(OpKind kind) {
   switch (kind) {
     case OpKind::all_reduce:

@@ -10,17 +10,15 @@
 
 #include "common/clock.h"
 #include "common/result.h"
-#include "worker/dtype.h"
+#include "worker/tensor/dtype.h"
+#include "worker/tensor/reduce.h"
 
 namespace ddprun::comm {
 
 using ddprun::DType;
 using ddprun::name_of;
+using ddprun::Reduce;
 using ddprun::size_of;
-
-enum class Reduce : std::uint8_t { sum, avg, min, max };
-
-const char* name_of(Reduce op);
 
 // Contiguous elements. Memory from allocate() is reduced in place without a copy, other memory is staged.
 struct Block {

@@ -18,7 +18,7 @@
 #include "worker/comm/self_transport.h"
 #include "worker/comm/shm_transport.h"
 #include "worker/comm/tcp_transport.h"
-#include "worker/cuda/backend.h"
+#include "worker/device/backend.h"
 
 namespace ddprun::comm {
 namespace {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "common/log.h"
+#include "worker/base/within.h"
 #include "worker/comm/operation.h"
-#include "worker/within.h"
 
 namespace ddprun::comm {
 namespace {
@@ -217,7 +217,7 @@ class NcclCommunicator final : public Communicator {
         (void)device->set_device(number);  // each thread begins on device 0
         return act(*nccl);
       };
-      if (trainer::within<int>(setup.last_patience, call, work)) return;
+      if (within<int>(setup.last_patience, call, work)) return;
       hangs = true;
       log_warning(
           "NCCL on rank {}: {} did not return within {} s: the GPU or its driver hangs; what this process holds "

@@ -7,11 +7,16 @@
 #include "common/flight_recorder.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/key_value.h"
-#include "worker/comm/nccl_api.h"
 #include "worker/comm/queued_communicator.h"
-#include "worker/cuda/device_api.h"
+#include "worker/device/device_api.h"
+#include "worker/device/nccl_api.h"
 
 namespace ddprun::comm {
+
+using cuda::NcclApi;
+using cuda::NcclComm;
+using cuda::NcclStream;
+using cuda::NcclUniqueId;
 
 struct NcclSetup {
   NcclApi* nccl = nullptr;

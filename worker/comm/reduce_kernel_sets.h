@@ -6,7 +6,6 @@
 namespace ddprun::comm {
 
 struct KernelSet {
-  const char* name;
   void (*reduce)(const ReduceArgs&);
   void (*narrow)(const float*, void*, std::size_t, DType, float);
   void (*widen)(const void*, float*, std::size_t, DType, float);

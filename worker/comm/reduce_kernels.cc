@@ -34,6 +34,4 @@ void widen(const void* from, float* to, std::size_t count, DType from_type, floa
   chosen().widen(from, to, count, from_type, scale);
 }
 
-const char* kernel_set() { return chosen().name; }
-
 }  // namespace ddprun::comm

@@ -26,7 +26,4 @@ void reduce(const ReduceArgs& args);
 void narrow(const float* from, void* to, std::size_t count, DType to_type, float scale);
 void widen(const void* from, float* to, std::size_t count, DType from_type, float scale);
 
-// "avx512", "avx2" or "baseline": what this CPU gets.
-const char* kernel_set();
-
 }  // namespace ddprun::comm

@@ -2,6 +2,6 @@
 
 namespace ddprun::comm {
 
-const KernelSet kKernels_avx512 = {"avx512", reduce_here, narrow_here, widen_here};
+const KernelSet kKernels_avx512 = {reduce_here, narrow_here, widen_here};
 
 }  // namespace ddprun::comm

@@ -2,6 +2,6 @@
 
 namespace ddprun::comm {
 
-const KernelSet kKernels_baseline = {"baseline", reduce_here, narrow_here, widen_here};
+const KernelSet kKernels_baseline = {reduce_here, narrow_here, widen_here};
 
 }  // namespace ddprun::comm

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "worker/comm/reduce_kernel_sets.h"
-#include "worker/half.h"
+#include "worker/tensor/half.h"
 
 namespace {
 

@@ -1,14 +1,14 @@
-#include "worker/cuda/backend.h"
+#include "worker/device/backend.h"
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
 #include <cudnn.h>
 #include <fmt/format.h>
 
+#include "worker/cuda/cuda_kernels.h"
 #include "worker/cuda/device_api_real.h"
+#include "worker/cuda/launch.h"
 #include "worker/cuda/nccl_api_real.h"
-#include "worker/kernels/cuda/launch.h"
-#include "worker/kernels/cuda_kernels.h"
 
 namespace ddprun::cuda {
 namespace {
@@ -43,7 +43,7 @@ class Backend final : public DeviceBackend {
     return context_.get();
   }
 
-  comm::NcclApi& nccl() override { return *nccl_; }
+  NcclApi& nccl() override { return *nccl_; }
 
   Result<std::unique_ptr<engine::Kernels>> make_kernels(engine::DType precision, bool tf32) override {
     if (!context_) return Error(Errc::invalid_argument, "CUDA kernels were asked for before a device was opened");
@@ -58,14 +58,14 @@ class Backend final : public DeviceBackend {
 
  private:
   std::unique_ptr<DeviceApi> api_ = make_device_api();
-  std::unique_ptr<comm::NcclApi> nccl_ = make_nccl_api();
+  std::unique_ptr<NcclApi> nccl_ = make_nccl_api();
   std::unique_ptr<DeviceContext> context_;
 };
 
 }  // namespace
 }  // namespace ddprun::cuda
 
-extern "C" __attribute__((visibility("default"))) ddprun::cuda::DeviceBackend* ddprun_cuda_backend_v2() {
+extern "C" __attribute__((visibility("default"))) ddprun::cuda::DeviceBackend* ddprun_cuda_backend_v3() {
   // Lives as long as the process: destroying a context while the CUDA runtime unloads is undefined.
   static auto* backend = new ddprun::cuda::Backend;
   return backend;

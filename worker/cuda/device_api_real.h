@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "worker/cuda/device_api.h"
+#include "worker/device/device_api.h"
 
 namespace ddprun::cuda {
 

@@ -11,13 +11,6 @@
 namespace ddprun::cuda {
 namespace {
 
-using comm::DType;
-using comm::NcclApi;
-using comm::NcclComm;
-using comm::NcclStream;
-using comm::NcclUniqueId;
-using comm::Reduce;
-
 static_assert(sizeof(NcclUniqueId) == sizeof(ncclUniqueId));
 static_assert(NcclApi::kSuccess == ncclSuccess && NcclApi::kUnhandledCudaError == ncclUnhandledCudaError &&
               NcclApi::kSystemError == ncclSystemError && NcclApi::kInternalError == ncclInternalError &&
@@ -128,6 +121,6 @@ class RealNccl final : public NcclApi {
 
 }  // namespace
 
-std::unique_ptr<comm::NcclApi> make_nccl_api() { return std::make_unique<RealNccl>(); }
+std::unique_ptr<NcclApi> make_nccl_api() { return std::make_unique<RealNccl>(); }
 
 }  // namespace ddprun::cuda

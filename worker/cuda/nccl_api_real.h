@@ -2,11 +2,11 @@
 
 #include <memory>
 
-#include "worker/comm/nccl_api.h"
+#include "worker/device/nccl_api.h"
 
 namespace ddprun::cuda {
 
 // The installed NCCL. Only inside libddprun_cuda.so.
-std::unique_ptr<comm::NcclApi> make_nccl_api();
+std::unique_ptr<NcclApi> make_nccl_api();
 
 }  // namespace ddprun::cuda

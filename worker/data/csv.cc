@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string_view>
 
-#include "worker/data/file_bytes.h"
+#include "worker/base/file_bytes.h"
 #include "worker/data/formats.h"
 #include "worker/data/memory_dataset.h"
 

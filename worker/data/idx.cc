@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "worker/data/file_bytes.h"
+#include "worker/base/file_bytes.h"
 #include "worker/data/formats.h"
 #include "worker/data/memory_dataset.h"
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "worker/data/file_bytes.h"
+#include "worker/base/file_bytes.h"
 #include "worker/data/formats.h"
 #include "worker/data/image.h"
 #include "worker/data/sample_random.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/result.h"
-#include "worker/data/file_bytes.h"
+#include "worker/base/file_bytes.h"
 
 namespace ddprun::data {
 

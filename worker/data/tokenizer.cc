@@ -8,8 +8,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "worker/data/file_bytes.h"
-#include "worker/data/unicode_ranges.h"
+#include "worker/base/file_bytes.h"
+#include "worker/data/split_words.h"
 
 namespace ddprun::data {
 namespace {
@@ -17,56 +17,6 @@ namespace {
 constexpr const char* kEndOfText = "<|endoftext|>";
 constexpr std::size_t kMaxVocabularyFile = std::size_t{256} << 20;
 constexpr std::size_t kMaxCache = 1 << 20;
-
-enum class Kind : std::uint8_t { letter, number, space, sign };
-
-bool within(std::span<const CodePointRange> ranges, std::uint32_t c) {
-  const auto after = std::upper_bound(ranges.begin(), ranges.end(), c,
-                                      [](std::uint32_t v, const CodePointRange& r) { return v < r.first; });
-  return after != ranges.begin() && c <= std::prev(after)->last;
-}
-
-bool is_space(std::uint32_t c) {  // \s of Python's regex on text
-  return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-         (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
-}
-
-struct Point {
-  std::size_t size = 1;
-  Kind kind = Kind::sign;
-};
-
-Kind kind_of(std::uint32_t c) {
-  if (c < 128) {
-    if ((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) return Kind::letter;
-    if (c >= '0' && c <= '9') return Kind::number;
-    return is_space(c) ? Kind::space : Kind::sign;
-  }
-  if (is_space(c)) return Kind::space;
-  if (within(unicode_letters(), c)) return Kind::letter;
-  return within(unicode_numbers(), c) ? Kind::number : Kind::sign;
-}
-
-Point point_at(std::string_view text, std::size_t at) {
-  const auto b = static_cast<unsigned char>(text[at]);
-  if (b < 0x80) return {1, kind_of(b)};
-  const std::size_t size = b >= 0xf0 ? 4 : b >= 0xe0 ? 3 : b >= 0xc2 ? 2 : 1;
-  if (size == 1 || at + size > text.size() || b > 0xf4) return {};
-  std::uint32_t c = b & (0xffU >> (size + 1));
-  for (std::size_t i = 1; i < size; ++i) {
-    const auto next = static_cast<unsigned char>(text[at + i]);
-    if ((next & 0xc0) != 0x80) return {};
-    c = (c << 6) | (next & 0x3fU);
-  }
-  return {size, kind_of(c)};
-}
-
-std::size_t contraction(std::string_view text, std::size_t at) {
-  for (const std::string_view form : {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"}) {
-    if (text.substr(at, form.size()) == form) return form.size();
-  }
-  return 0;
-}
 
 // GPT-2 writes the 256 bytes as printable characters: those of Latin-1 that print stand for themselves, the others get
 // code points from 256 on in order.
@@ -130,43 +80,6 @@ std::optional<std::string> from_base64(std::string_view text) {
 }
 
 }  // namespace
-
-std::vector<std::string_view> split_words(std::string_view text) {
-  std::vector<std::string_view> words;
-  std::size_t at = 0;
-  const auto run_end = [text](std::size_t from, Kind kind) {
-    while (from < text.size()) {
-      const Point p = point_at(text, from);
-      if (p.kind != kind) break;
-      from += p.size;
-    }
-    return from;
-  };
-  while (at < text.size()) {
-    std::size_t end = at + contraction(text, at);
-    if (end == at) {
-      const Point first = point_at(text, at);
-      // One plain space may lead a word, a number or signs.
-      const std::size_t body = text[at] == ' ' ? at + 1 : at;
-      if (first.kind != Kind::space) {
-        end = run_end(at, first.kind);
-      } else if (body > at && body < text.size() && point_at(text, body).kind != Kind::space) {
-        end = run_end(body, point_at(text, body).kind);
-      } else {
-        end = run_end(at, Kind::space);
-        // White space before a word: its last character belongs to what follows.
-        if (end < text.size()) {
-          std::size_t last = at;
-          for (std::size_t i = at; i < end; i += point_at(text, i).size) last = i;
-          if (last > at) end = last;
-        }
-      }
-    }
-    words.push_back(text.substr(at, end - at));
-    at = end;
-  }
-  return words;
-}
 
 Tokenizer Tokenizer::bytes() {
   Tokenizer tokenizer;
@@ -236,7 +149,8 @@ void Tokenizer::encode(std::string_view text, std::vector<std::uint16_t>& out) {
     for (const char c : text) out.push_back(static_cast<unsigned char>(c));
     return;
   }
-  for (const std::string_view word : split_words(text)) {
+  WordSplitter words(text);
+  for (std::string_view word = words.next(); !word.empty(); word = words.next()) {
     const auto known = cache_.find(word);
     if (known != cache_.end()) {
       out.insert(out.end(), known->second.begin(), known->second.end());

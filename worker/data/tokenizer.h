@@ -46,8 +46,4 @@ class Tokenizer {
   std::optional<std::uint16_t> end_of_text_;
 };
 
-// Cuts `text` as GPT-2's pattern does: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// Nothing is lost: the pieces together are the text. A byte that is no UTF-8 counts as a sign.
-std::vector<std::string_view> split_words(std::string_view text);
-
 }  // namespace ddprun::data

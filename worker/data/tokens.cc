@@ -4,7 +4,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "worker/data/file_bytes.h"
+#include "worker/base/file_bytes.h"
 #include "worker/data/formats.h"
 
 namespace ddprun::data {

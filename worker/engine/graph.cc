@@ -147,6 +147,7 @@ Value Graph::layer_norm(Value x, const std::string& name, double eps) {
 }
 
 Value Graph::gelu(Value x) { return record(make_gelu(shape(x).count()), {x}, {add_value(shape(x))}); }
+Value Graph::silu(Value x) { return record(make_silu(shape(x).count()), {x}, {add_value(shape(x))}); }
 Value Graph::relu(Value x) { return record(make_relu(shape(x).count()), {x}, {add_value(shape(x))}); }
 
 Value Graph::add(Value a, Value b) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/engine/shape.h"
+#include "worker/tensor/shape.h"
 
 namespace ddprun::engine {
 
@@ -106,6 +106,7 @@ class Graph {
   Value batch_norm_add(Value x, const std::string& name, Value residual, bool relu = true);
   Value layer_norm(Value x, const std::string& name, double eps = 1e-5);
   Value gelu(Value x);  // tanh form
+  Value silu(Value x);  // x * sigmoid(x)
   Value relu(Value x);
   Value add(Value a, Value b);
   Value embedding(Value ids, const std::string& weight_name, std::int64_t rows, std::int64_t dim);

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "worker/engine/parameter_store.h"
-#include "worker/engine/rng.h"
 #include "worker/kernels/kernels.h"
+#include "worker/tensor/rng.h"
 
 namespace ddprun::engine {
 

@@ -11,7 +11,7 @@
 
 #include "common/result.h"
 #include "worker/engine/graph.h"
-#include "worker/engine/shape.h"
+#include "worker/tensor/shape.h"
 
 namespace ddprun::engine {
 

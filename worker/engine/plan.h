@@ -10,8 +10,8 @@
 #include "common/result.h"
 #include "worker/engine/graph.h"
 #include "worker/engine/parameter_store.h"
-#include "worker/engine/rng.h"
 #include "worker/kernels/kernels.h"
+#include "worker/tensor/rng.h"
 
 namespace ddprun::engine {
 

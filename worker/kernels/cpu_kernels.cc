@@ -214,6 +214,12 @@ class CpuKernels final : public Kernels {
   void gelu_backward(I n, const void* dy, const void* x, void* dx, bool add_to) override {
     ranges(n, kRange, [&](I at, I count) { loops_.gelu_backward(count, f(dy) + at, f(x) + at, f(dx) + at, add_to); });
   }
+  void silu(I n, const void* x, void* y) override {
+    ranges(n, kRange, [&](I at, I count) { loops_.silu(count, f(x) + at, f(y) + at); });
+  }
+  void silu_backward(I n, const void* dy, const void* x, void* dx, bool add_to) override {
+    ranges(n, kRange, [&](I at, I count) { loops_.silu_backward(count, f(dy) + at, f(x) + at, f(dx) + at, add_to); });
+  }
   void relu(I n, const void* x, void* y) override {
     ranges(n, kRange, [&](I at, I count) { loops_.relu(count, f(x) + at, f(y) + at); });
   }

@@ -60,6 +60,28 @@ void gelu_backward(I n, const float* dy, const float* x, float* dx, bool add) {
   }
 }
 
+inline float silu_gate(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
+void silu(I n, const float* x, float* y) {
+#pragma omp simd
+  for (I i = 0; i < n; ++i) y[i] = x[i] * silu_gate(x[i]);
+}
+
+inline float silu_slope(float x) {
+  const float gate = silu_gate(x);
+  return gate * (1.0f + x * (1.0f - gate));
+}
+
+void silu_backward(I n, const float* dy, const float* x, float* dx, bool add) {
+  if (add) {
+#pragma omp simd
+    for (I i = 0; i < n; ++i) dx[i] += dy[i] * silu_slope(x[i]);
+    return;
+  }
+#pragma omp simd
+  for (I i = 0; i < n; ++i) dx[i] = dy[i] * silu_slope(x[i]);
+}
+
 void relu(I n, const float* x, float* y) {
 #pragma omp simd
   for (I i = 0; i < n; ++i) y[i] = x[i] < 0.0f ? 0.0f : x[i];
@@ -467,6 +489,8 @@ double squared_norm(I n, const float* g, float unscale, bool* not_finite) {
 constexpr Loops kLoops = {DDPRUN_LOOPS_NAME,
                           gelu,
                           gelu_backward,
+                          silu,
+                          silu_backward,
                           relu,
                           relu_backward,
                           add,

@@ -12,6 +12,8 @@ struct Loops {
 
   void (*gelu)(std::int64_t n, const float* x, float* y);
   void (*gelu_backward)(std::int64_t n, const float* dy, const float* x, float* dx, bool add);
+  void (*silu)(std::int64_t n, const float* x, float* y);
+  void (*silu_backward)(std::int64_t n, const float* dy, const float* x, float* dx, bool add);
   void (*relu)(std::int64_t n, const float* x, float* y);
   void (*relu_backward)(std::int64_t n, const float* dy, const float* y, float* dx, bool add);
   void (*add)(std::int64_t n, const float* a, const float* b, float* y);

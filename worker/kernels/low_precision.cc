@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "worker/half.h"
+#include "worker/tensor/half.h"
 
 namespace ddprun::engine {
 
@@ -116,6 +116,16 @@ class LowPrecision final : public Kernels {
   void gelu_backward(I n, const void* dy, const void* x, void* dx, bool accumulate) override {
     float* out = target(2, dx, n, accumulate);
     k_->gelu_backward(n, in(0, dy, n), in(1, x, n), out, accumulate);
+    narrow(out, dx, n);
+  }
+  void silu(I n, const void* x, void* y) override {
+    float* v = in(0, x, n);
+    k_->silu(n, v, v);
+    narrow(v, y, n);
+  }
+  void silu_backward(I n, const void* dy, const void* x, void* dx, bool accumulate) override {
+    float* out = target(2, dx, n, accumulate);
+    k_->silu_backward(n, in(0, dy, n), in(1, x, n), out, accumulate);
     narrow(out, dx, n);
   }
   void relu(I n, const void* x, void* y) override {

@@ -219,6 +219,15 @@ class Reference final : public Kernels {
       put(d(dx)[i], d(dy)[i] * slope, accumulate);
     }
   }
+  void silu(I n, const void* x, void* y) override {
+    for (I i = 0; i < n; ++i) d(y)[i] = d(x)[i] / (1 + std::exp(-d(x)[i]));
+  }
+  void silu_backward(I n, const void* dy, const void* x, void* dx, bool accumulate) override {
+    for (I i = 0; i < n; ++i) {
+      const double v = d(x)[i], gate = 1 / (1 + std::exp(-v));
+      put(d(dx)[i], d(dy)[i] * gate * (1 + v * (1 - gate)), accumulate);
+    }
+  }
   void relu(I n, const void* x, void* y) override {
     for (I i = 0; i < n; ++i) d(y)[i] = d(x)[i] < 0 ? 0 : d(x)[i];
   }

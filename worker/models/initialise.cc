@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "common/check.h"
-#include "worker/engine/rng.h"
 #include "worker/models/models.h"
+#include "worker/tensor/rng.h"
 
 namespace ddprun::engine {
 namespace {

@@ -2,7 +2,23 @@
 
 namespace ddprun::engine {
 
-// mlp: fc1, relu, fc2, relu, ... fcN. linear: one layer "fc".
+namespace {
+
+Value activate(Graph& graph, Activation activation, Value x) {
+  switch (activation) {
+    case Activation::relu:
+      return graph.relu(x);
+    case Activation::gelu:
+      return graph.gelu(x);
+    case Activation::silu:
+      return graph.silu(x);
+  }
+  return x;
+}
+
+}  // namespace
+
+// mlp: fc1, activation, fc2, activation, ... fcN. linear: one layer "fc".
 void build_mlp(const ModelConfig& config, std::int64_t batch_size, Model& model) {
   Graph& g = model.graph;
   model.input = g.input("input", Shape{batch_size, config.inputs}, DType::f32);
@@ -12,7 +28,9 @@ void build_mlp(const ModelConfig& config, std::int64_t batch_size, Model& model)
   }
   Value x = model.input;
   std::size_t layer = 1;
-  for (std::int64_t width : config.hidden) x = g.relu(g.linear(x, "fc" + std::to_string(layer++), width));
+  for (std::int64_t width : config.hidden) {
+    x = activate(g, config.activation, g.linear(x, "fc" + std::to_string(layer++), width));
+  }
   model.logits = g.linear(x, "fc" + std::to_string(layer), config.outputs);
 }
 

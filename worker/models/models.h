@@ -23,6 +23,8 @@ enum class Stem : std::uint8_t {
   small,     // 3x3 stride 1, no pool: 32x32 and 28x28 images
 };
 
+enum class Activation : std::uint8_t { relu, gelu, silu };
+
 enum class Init : std::uint8_t { standard, zeros };
 
 // One struct for all models; which fields count is said beside them.
@@ -32,6 +34,7 @@ struct ModelConfig {
   std::int64_t inputs = 0;                                // linear, mlp: features per sample
   std::int64_t outputs = 10;                              // linear, mlp, resnet: classes or regression outputs
   std::vector<std::int64_t> hidden = {};                  // mlp: widths of the hidden layers
+  Activation activation = Activation::relu;               // mlp: between its layers
   Stem stem = Stem::imagenet;                             // resnet
   std::int64_t width = 64;                                // resnet: channels of the first stage
   std::int64_t channels = 3;                              // resnet

@@ -7,7 +7,8 @@
 namespace ddprun::optim {
 
 GradientSummary summarise_gradients(const engine::ParameterStore& store, double unscale) {
-  const engine::GradientNorm norm = store.kernels().gradient_norm(store.chunks(), unscale);
+  engine::UpdateKernels& updates = store.kernels();
+  const engine::GradientNorm norm = updates.gradient_norm(store.chunks(), unscale);
   return {.norm = std::sqrt(norm.squared), .found_inf = norm.found_inf};
 }
 

@@ -10,7 +10,6 @@
 namespace ddprun::optim {
 namespace {
 
-using engine::Kernels;
 using engine::Parameter;
 using engine::UpdateChunk;
 
@@ -19,11 +18,12 @@ class FlatOptimizer final : public Optimizer {
   FlatOptimizer(const OptimizerConfig& config, engine::ParameterStore& store)
       : config_(config),
         store_(store),
-        kernels_(store.kernels()),
+        device_(store.kernels()),
+        updates_(store.kernels()),
         chunks_(store.chunks().begin(), store.chunks().end()) {}
 
   ~FlatOptimizer() override {
-    if (arena_ != nullptr) kernels_.release(arena_);
+    if (arena_ != nullptr) device_.release(arena_);
   }
 
   // false: no memory.
@@ -34,7 +34,7 @@ class FlatOptimizer final : public Optimizer {
       if (p.trainable) bytes += padded(p);
     }
     if (states > 0) {
-      arena_ = static_cast<char*>(kernels_.allocate(bytes * static_cast<std::size_t>(states)));
+      arena_ = static_cast<char*>(device_.allocate(bytes * static_cast<std::size_t>(states)));
       if (arena_ == nullptr) return false;
     }
     std::size_t chunk = 0, offset = 0;
@@ -63,7 +63,7 @@ class FlatOptimizer final : public Optimizer {
   void step(double lr, const GradientFactors& factors) override {
     ++steps_;
     if (config_.kind == OptimizerKind::sgd) {
-      kernels_.sgd(chunks_, {.lr = lr,
+      updates_.sgd(chunks_, {.lr = lr,
                              .momentum = config_.momentum,
                              .dampening = config_.dampening,
                              .nesterov = config_.nesterov,
@@ -73,7 +73,7 @@ class FlatOptimizer final : public Optimizer {
       return;
     }
     const double t = static_cast<double>(steps_);
-    kernels_.adamw(chunks_, {.lr = lr,
+    updates_.adamw(chunks_, {.lr = lr,
                              .beta1 = config_.beta1,
                              .beta2 = config_.beta2,
                              .eps = config_.eps,
@@ -86,12 +86,8 @@ class FlatOptimizer final : public Optimizer {
   std::int64_t steps() const override { return steps_; }
   void set_steps(std::int64_t steps) override { steps_ = steps; }
   std::vector<StateTensor> state() override { return state_; }
-  void read(const StateTensor& tensor, void* host) const override {
-    kernels_.copy_out(host, tensor.data, size(tensor));
-  }
-  void write(const StateTensor& tensor, const void* host) override {
-    kernels_.copy_in(tensor.data, host, size(tensor));
-  }
+  void read(const StateTensor& tensor, void* host) const override { device_.copy_out(host, tensor.data, size(tensor)); }
+  void write(const StateTensor& tensor, const void* host) override { device_.copy_in(tensor.data, host, size(tensor)); }
 
  private:
   static std::size_t padded(const Parameter& p) { return (p.size_bytes() + 63) / 64 * 64; }
@@ -101,7 +97,8 @@ class FlatOptimizer final : public Optimizer {
 
   OptimizerConfig config_;
   engine::ParameterStore& store_;
-  Kernels& kernels_;
+  engine::Device& device_;
+  engine::UpdateKernels& updates_;
   std::vector<UpdateChunk> chunks_;
   std::vector<StateTensor> state_;
   char* arena_ = nullptr;

@@ -1,5 +1,5 @@
 foreach(name loader_bench checkpoint_bench)
   add_executable(${name} ${name}.cc)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  target_link_libraries(${name} PRIVATE ddprun_warnings ddprun_data)
+  target_link_libraries(${name} PRIVATE ddprun_warnings ddprun_data ddprun_checkpoint)
 endforeach()

@@ -1,4 +1,4 @@
-// The cuBLASLt and cuBLAS calls of worker/kernels/cuda_blas.cc: column-major products in plain loops.
+// The cuBLASLt and cuBLAS calls of worker/cuda/cuda_blas.cc: column-major products in plain loops.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 

@@ -10,7 +10,7 @@
 #include <map>
 #include <set>
 
-#include "worker/half.h"
+#include "worker/tensor/half.h"
 
 namespace ddprun::emulated {
 

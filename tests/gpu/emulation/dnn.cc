@@ -1,4 +1,4 @@
-// The cuDNN calls of worker/kernels/cuda_conv.cc: convolutions in plain loops over the strides of the descriptors.
+// The cuDNN calls of worker/cuda/cuda_conv.cc: convolutions in plain loops over the strides of the descriptors.
 #include <cudnn.h>
 
 #include <cstring>

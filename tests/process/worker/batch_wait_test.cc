@@ -1,5 +1,5 @@
 // Ranks that wait for their data, and for each other, in a step of several micro-batches.
-#include "worker/batch_wait.h"
+#include "worker/ranks/batch_wait.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 add_library(ddprun_test_comm STATIC ${CMAKE_SOURCE_DIR}/tests/support/comm_ranks.cc)
-target_link_libraries(ddprun_test_comm PUBLIC ddprun_comm)
+target_link_libraries(ddprun_test_comm PUBLIC ddprun_comm ddprun_ddp)
 
 ddprun_test(comm_contract_test process-tsan SOURCES comm_contract_test.cc LIBS ddprun_test_comm TIMEOUT 180)
 ddprun_test(comm_nccl_test process-tsan SOURCES comm_nccl_test.cc LIBS ddprun_test_comm ddprun_device TIMEOUT 120)

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tests/support/comm_ranks.h"
-#include "worker/half.h"
+#include "worker/tensor/half.h"
 
 // What every communicator must do, on every implementation that can run here.
 namespace ddprun::comm {

@@ -11,8 +11,9 @@
 #include "tests/support/comm_nccl_fake.h"
 #include "tests/support/comm_ranks.h"
 #include "worker/comm/factory.h"
-#include "worker/cuda/backend.h"
-#include "worker/cuda/device_context.h"
+#include "worker/device/backend.h"
+#include "worker/device/device_context.h"
+#include "worker/kernels/kernels.h"
 
 // A GPU job of 4 ranks on two nodes as the factory makes it, with the real way between the processes and a fake NCCL on
 // each: the id comes from rank 0, and what goes wrong on one rank is known to all.
@@ -34,11 +35,11 @@ class FakeBackend final : public cuda::DeviceBackend {
     context = std::move(opened).value();
     return context.get();
   }
-  NcclApi& nccl() override { return *api; }
-  Result<std::unique_ptr<engine::Kernels>> make_kernels(engine::DType, bool) override {
+  cuda::NcclApi& nccl() override { return *api; }
+  Result<std::unique_ptr<engine::Kernels>> make_kernels(DType, bool) override {
     return Error(Errc::not_found, "no kernels here");
   }
-  void cast(engine::DType, engine::DType, const void*, void*, std::int64_t) override {}
+  void cast(DType, DType, const void*, void*, std::int64_t) override {}
 
   testing::NcclLog log;
   testing::FakeDevice device{log};
@@ -110,7 +111,7 @@ TEST(CommNccl, OneCommunicatorOverAllRanksOfAllNodes) {
 class BadRoot final : public testing::FakeNccl {
  public:
   BadRoot(testing::NcclLog& log, std::function<void()> deed) : FakeNccl(log), deed_(std::move(deed)) {}
-  int get_unique_id(NcclUniqueId* id) override {
+  int get_unique_id(cuda::NcclUniqueId* id) override {
     deed_();
     return FakeNccl::get_unique_id(id);
   }
@@ -152,7 +153,7 @@ TEST(CommNccl, SilentRootIsNamedToAllAtTheDeadline) {
 
 TEST(CommNccl, RootThatCannotMakeAnIdTellsAllWhy) {
   const auto outcomes = run([](RankContext& context, FakeBackend& gpu) -> std::string {
-    if (context.rank == 0) gpu.log.fail["get_unique_id"] = NcclApi::kSystemError;
+    if (context.rank == 0) gpu.log.fail["get_unique_id"] = cuda::NcclApi::kSystemError;
     return make(context, gpu, patience());
   });
   for (const auto& o : outcomes) EXPECT_THAT(o.text, AllOf(HasSubstr("ncclGetUniqueId"), HasSubstr("firewall")));
@@ -177,7 +178,7 @@ TEST(CommNccl, RankWithoutAGpuAmongRanksWithOneIsAnError) {
 TEST(CommNccl, InitialisationThatFailsOnOneRankIsToldToAll) {
   const auto outcomes = run([](RankContext& context, FakeBackend& gpu) -> std::string {
     gpu.log.in_progress["init_rank"] = context.rank == 1 ? 3 : 1'000'000;
-    if (context.rank == 1) gpu.log.fail["init_rank"] = NcclApi::kInvalidUsage;
+    if (context.rank == 1) gpu.log.fail["init_rank"] = cuda::NcclApi::kInvalidUsage;
     return make(context, gpu, patience());
   });
   for (const auto& o : outcomes) {
@@ -195,7 +196,7 @@ TEST(CommNccl, AsyncErrorOfOneRankReachesAllWithItsRemedy) {
     gpu.log.stuck = true;  // kernels do not end
     Work work = (*made)->all_reduce(Block{*memory, 16, DType::f32}, Reduce::sum);
     if (context.rank == 2) {
-      gpu.log.async = NcclApi::kRemoteError;
+      gpu.log.async = cuda::NcclApi::kRemoteError;
       gpu.api->last = "Connection closed by remote peer";
     }
     Result<void> ok = work.wait();

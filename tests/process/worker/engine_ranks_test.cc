@@ -11,7 +11,7 @@
 
 #include "tests/support/comm_ranks.h"
 #include "tests/unit/engine/engine_support.h"
-#include "worker/checkpoint/crc32c.h"
+#include "worker/base/crc32c.h"
 #include "worker/ddp/reducer.h"
 #include "worker/ddp/sync_metrics.h"
 #include "worker/optim/clip.h"
@@ -93,7 +93,7 @@ class Rank {
     std::uint32_t sum = 0;
     for (const Parameter& p : trial_.store->parameters()) {
       if (p.buffer) continue;  // running statistics are each rank's own
-      sum = checkpoint::crc32c({static_cast<const std::byte*>(p.data), p.size_bytes()}, sum);
+      sum = crc32c({static_cast<const std::byte*>(p.data), p.size_bytes()}, sum);
     }
     std::int64_t mine = sum;
     RANK_OK(c_.all_gather({&mine, 1, comm::DType::i64}, {sums.data(), sums.size(), comm::DType::i64}).wait());

@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "tests/support/comm_ranks.h"
-#include "worker/ddp/all_gather_concat.h"
 #include "worker/ddp/sync_metrics.h"
-#include "worker/half.h"
+#include "worker/tensor/half.h"
 
 namespace ddprun::ddp {
 namespace {
@@ -368,21 +367,6 @@ TEST(SyncMetrics, SumAndMaxAndEqual) {
     Result<void> unequal = check_equal(c, "steps", c.rank() == 2 ? 99 : 100);
     RANK_CHECK(!unequal);
     RANK_CHECK(unequal.error().message() == "steps: rank 0 has 100, rank 2 has 99");
-    return "";
-  });
-}
-
-TEST(AllGatherConcat, ElementsOfEveryRankInOrder) {
-  on_all_ranks([](Communicator& c) -> std::string {
-    std::vector<double> mine(static_cast<std::size_t>(2 - c.rank()), c.rank() + 0.25);
-    auto all = all_gather_concat(c, Block{mine.data(), mine.size(), DType::f64});
-    RANK_OK(all);
-    RANK_CHECK((all->counts == std::vector<std::size_t>{2, 1, 0}));
-    double values[3];
-    std::memcpy(values, all->bytes.data(), sizeof values);
-    RANK_CHECK(values[0] == 0.25 && values[1] == 0.25 && values[2] == 1.25);
-    auto mixed = all_gather_concat(c, Block{mine.data(), mine.size(), c.rank() == 1 ? DType::i64 : DType::f64});
-    RANK_CHECK(!mixed && mixed.error().message() == "all_gather_concat: rank 0 gathers f64, rank 1 i64");
     return "";
   });
 }

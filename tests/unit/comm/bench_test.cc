@@ -1,4 +1,4 @@
-#include "worker/comm/bench.h"
+#include "worker/tools/bench.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

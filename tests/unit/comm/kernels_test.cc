@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "worker/comm/reduce_kernels.h"
-#include "worker/half.h"
+#include "worker/tensor/half.h"
 
 namespace ddprun::comm {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "worker/comm/nccl_communicator.h"
-#include "worker/cuda/backend.h"
+#include "worker/device/backend.h"
 
 // The installed libnccl through libddprun_cuda.so. Needs no device: ids can be made without one, and the error of an
 // initialisation without one must come out as ours.

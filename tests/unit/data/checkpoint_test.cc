@@ -12,7 +12,7 @@
 #include <memory>
 #include <thread>
 
-#include "worker/checkpoint/crc32c.h"
+#include "worker/base/crc32c.h"
 #include "worker/checkpoint/directory.h"
 #include "worker/checkpoint/safetensors.h"
 #include "worker/checkpoint/state.h"

@@ -6,7 +6,7 @@
 #include <sstream>
 #include <string>
 
-#include "worker/config.h"
+#include "worker/config/config.h"
 
 // worker/CONFIGURATION.md has a row "| `section.key` | default | meaning |" for each key, in tables only.
 namespace ddprun::trainer {

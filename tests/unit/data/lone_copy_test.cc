@@ -1,4 +1,4 @@
-#include "worker/lone_copy.h"
+#include "worker/ranks/lone_copy.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

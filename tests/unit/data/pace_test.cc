@@ -1,4 +1,4 @@
-#include "worker/pace.h"
+#include "worker/run/pace.h"
 
 #include <gtest/gtest.h>
 

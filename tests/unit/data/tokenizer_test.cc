@@ -6,12 +6,24 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "worker/data/split_words.h"
 
 namespace ddprun::data {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+std::vector<std::string_view> split_words(std::string_view text) {
+  std::vector<std::string_view> words;
+  WordSplitter splitter(text);
+  for (std::string_view word = splitter.next(); !word.empty(); word = splitter.next()) words.push_back(word);
+  return words;
+}
 
 // Pieces as Python's regex module cuts them with GPT-2's pattern (checked by tests/interop/test_data.py too).
 TEST(SplitWords, CutsAsGpt2Does) {
@@ -24,6 +36,30 @@ TEST(SplitWords, CutsAsGpt2Does) {
   EXPECT_THAT(split_words(" \xc3\xa9t\xc3\xa9"), ElementsAre(" \xc3\xa9t\xc3\xa9"));
   EXPECT_THAT(split_words("\xff\xfe x"), ElementsAre("\xff\xfe", " x"));
   EXPECT_TRUE(split_words("").empty());
+}
+
+TEST(SplitWords, SpacesAreThoseOfPython) {
+  EXPECT_THAT(split_words("a\x1c\x1f b"), ElementsAre("a", "\x1c\x1f", " b"));
+  EXPECT_THAT(split_words("a\xc2\x85"), ElementsAre("a", "\xc2\x85"));
+  EXPECT_THAT(split_words("!\xe1\xa0\x8e!"), ElementsAre("!\xe1\xa0\x8e!")) << "U+180E is none";
+  EXPECT_THAT(split_words("!\xe2\x80\x83!"), ElementsAre("!", "\xe2\x80\x83", "!"));
+}
+
+TEST(SplitWords, WhatIsNoUtf8IsASign) {
+  EXPECT_THAT(split_words("!\xff\xc3"), ElementsAre("!\xff\xc3"));
+  EXPECT_THAT(split_words(" \xed\xa0\x80x"), ElementsAre(" \xed\xa0\x80", "x"));        // a surrogate
+  EXPECT_THAT(split_words("\xf4\x90\x80\x80 "), ElementsAre("\xf4\x90\x80\x80", " "));  // beyond the last one
+  EXPECT_THAT(split_words("\xc3\xa9\xe2\x80"), ElementsAre("\xc3\xa9", "\xe2\x80"));    // cut off
+}
+
+// A way back for each character of a run would not fit.
+TEST(SplitWords, TakesRunsOfMillions) {
+  for (const char* one : {" ", "a", "!", "1", "\xe2\x80\x83", "\xff"}) {
+    std::string text;
+    for (int i = 0; i < 2'000'000; ++i) text += one;
+    const std::size_t words = split_words(text + "\n").size();
+    EXPECT_EQ(words, split_words(std::string(one) + one + "\n").size()) << one;
+  }
 }
 
 TEST(SplitWords, LosesNothing) {

@@ -8,11 +8,11 @@
 #include <fstream>
 #include <sstream>
 
-#include "worker/config.h"
-#include "worker/leak_check.h"
-#include "worker/metrics.h"
-#include "worker/progress.h"
-#include "worker/tensorboard.h"
+#include "worker/config/config.h"
+#include "worker/report/metrics.h"
+#include "worker/report/progress.h"
+#include "worker/report/tensorboard.h"
+#include "worker/run/leak_check.h"
 
 namespace ddprun::trainer {
 namespace {
@@ -136,11 +136,13 @@ TEST(TrainerConfig, AnEmptyLogFileIsNone) {
 }
 
 TEST(TrainerConfig, SaysWhichKeysDoNothing) {
-  auto config = parse_config(std::string(kSmall) + "optimizer: {name: adamw, momentum: 0.9}\nschedule: {gamma: 2}\n",
-                             "f.yaml", {"model.dropout=0.5", "data.sequence_length=4", "checkpoint.keep=2"});
+  auto config =
+      parse_config(std::string(kSmall) + "optimizer: {name: adamw, momentum: 0.9}\nschedule: {gamma: 2}\n", "f.yaml",
+                   {"model.dropout=0.5", "model.activation=silu", "data.sequence_length=4", "checkpoint.keep=2"});
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_THAT(config->warnings,
-              ::testing::ElementsAre("--set model.dropout has no effect: it is for gpt2, not linear",
+              ::testing::ElementsAre("--set model.activation has no effect: it is for mlp, not linear",
+                                     "--set model.dropout has no effect: it is for gpt2, not linear",
                                      "--set data.sequence_length has no effect: data.format is csv",
                                      "f.yaml:5: optimizer.momentum has no effect: they are for sgd, not adamw",
                                      "f.yaml:6: schedule.gamma has no effect: it is for step and multi_step",

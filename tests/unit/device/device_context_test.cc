@@ -1,4 +1,4 @@
-#include "worker/cuda/device_context.h"
+#include "worker/device/device_context.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -14,9 +14,9 @@
 
 #include "tests/gpu/emulation/emulation.h"
 #include "tests/unit/engine/engine_support.h"
+#include "worker/cuda/cuda_kernels.h"
 #include "worker/cuda/device_api_real.h"
-#include "worker/cuda/device_context.h"
-#include "worker/kernels/cuda_kernels.h"
+#include "worker/device/device_context.h"
 #include "worker/optim/clip.h"
 #include "worker/optim/optimizer.h"
 

@@ -45,6 +45,14 @@ inline std::vector<ModelCase> small_models() {
         .dropout = 0.2},
        {.ignore_index = 3},
        2},
+      {"mlp_gelu",
+       {.name = "mlp", .inputs = 9, .outputs = 4, .hidden = {11, 6}, .activation = Activation::gelu},
+       {},
+       6},
+      {"mlp_silu",
+       {.name = "mlp", .inputs = 9, .outputs = 4, .hidden = {11, 6}, .activation = Activation::silu},
+       {},
+       6},
   };
 }
 

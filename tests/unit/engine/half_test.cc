@@ -1,4 +1,4 @@
-#include "worker/half.h"
+#include "worker/tensor/half.h"
 
 #include <gtest/gtest.h>
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "worker/cuda/backend.h"
-#include "worker/half.h"
+#include "worker/device/backend.h"
 #include "worker/kernels/kernels.h"
+#include "worker/tensor/half.h"
 
 namespace ddprun::engine {
 namespace {
@@ -316,10 +316,16 @@ TEST_P(KernelParity, Elementwise) {
     k_->gelu(n, x->k(), y->k());
     r_->gelu(n, x->r(), y->r());
     expect_close(*y, 1, "gelu");
+    k_->silu(n, x->k(), y->k());
+    r_->silu(n, x->r(), y->r());
+    expect_close(*y, 1, "silu");
     for (bool add : {false, true}) {
       k_->gelu_backward(n, dy->k(), x->k(), dx->k(), add);
       r_->gelu_backward(n, dy->r(), x->r(), dx->r(), add);
       expect_close(*dx, 1, "gelu_backward");
+      k_->silu_backward(n, dy->k(), x->k(), dx->k(), add);
+      r_->silu_backward(n, dy->r(), x->r(), dx->r(), add);
+      expect_close(*dx, 1, "silu_backward");
       k_->relu_backward(n, dy->k(), x->k(), dx->k(), add);
       r_->relu_backward(n, dy->r(), x->r(), dx->r(), add);
       expect_close(*dx, 1, "relu_backward");

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "tests/unit/engine/engine_support.h"
-#include "worker/engine/rng.h"
+#include "worker/tensor/rng.h"
 
 namespace ddprun::engine {
 namespace {

@@ -23,6 +23,26 @@ class Gelu final : public Op {
   std::int64_t count_;
 };
 
+class Silu final : public Op {
+ public:
+  explicit Silu(std::int64_t count) : count_(count) {}
+  const char* kind() const override { return "silu"; }
+  std::uint32_t backward_reads_inputs() const override { return 1; }
+  std::uint32_t backward_reads_outputs() const override { return 0; }
+  bool can_add(std::size_t) const override { return true; }
+  bool forward_in_place() const override { return true; }
+  std::vector<InPlace> backward_in_place() const override {
+    return {{.input = 0, .over_dout = true}, {.input = 0, .over_dout = false}};
+  }
+  void forward(const Frame& f) const override { f.kernels.silu(count_, f.in(0), f.out()); }
+  void backward(const Frame& f) const override {
+    if (f.din(0)) f.kernels.silu_backward(count_, f.dout(), f.in(0), f.din(0), f.din_adds(0));
+  }
+
+ private:
+  std::int64_t count_;
+};
+
 class Relu final : public Op {
  public:
   explicit Relu(std::int64_t count) : count_(count) {}
@@ -94,6 +114,7 @@ class Dropout final : public Op {
 }  // namespace
 
 std::shared_ptr<const Op> make_gelu(std::int64_t count) { return std::make_shared<Gelu>(count); }
+std::shared_ptr<const Op> make_silu(std::int64_t count) { return std::make_shared<Silu>(count); }
 std::shared_ptr<const Op> make_relu(std::int64_t count) { return std::make_shared<Relu>(count); }
 std::shared_ptr<const Op> make_add(std::int64_t count) { return std::make_shared<Add>(count); }
 std::shared_ptr<const Op> make_dropout(std::int64_t count, double p) { return std::make_shared<Dropout>(count, p); }

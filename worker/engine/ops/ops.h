@@ -12,6 +12,7 @@ std::shared_ptr<const Op> make_conv(const ConvDesc& desc);
 std::shared_ptr<const Op> make_batch_norm(const BatchNormDesc& desc);
 std::shared_ptr<const Op> make_layer_norm(const LayerNormDesc& desc);
 std::shared_ptr<const Op> make_gelu(std::int64_t count);
+std::shared_ptr<const Op> make_silu(std::int64_t count);
 std::shared_ptr<const Op> make_relu(std::int64_t count);
 std::shared_ptr<const Op> make_add(std::int64_t count);
 std::shared_ptr<const Op> make_dropout(std::int64_t count, double p);

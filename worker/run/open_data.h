@@ -1,0 +1,20 @@
+#pragma once
+
+#include <memory>
+
+#include "common/result.h"
+#include "worker/config/config.h"
+#include "worker/data/dataset.h"
+
+namespace ddprun::trainer {
+
+struct OpenedData {
+  std::shared_ptr<const data::Dataset> train;
+  std::shared_ptr<const data::Dataset> validation;  // null: no evaluation
+};
+
+// Opens the data, takes from them what the configuration leaves open (the model's inputs, image size, classes), and
+// checks that model, training and validation data belong together. Errors begin with the key, and name the file.
+Result<OpenedData> open_data(TrainerConfig& config);
+
+}  // namespace ddprun::trainer
