@@ -68,8 +68,9 @@ LogLevel level_of(Say::Tone tone) {
   return LogLevel::error;
 }
 
-StartFailed start_failed(const Error& error) {
+StartFailed start_failed(const Error& error, Round round) {
   StartFailed failed;
+  failed.round = round;
   failed.why = error.message();
   failed.permanent = true;
   switch (error.code()) {
@@ -369,24 +370,25 @@ void Agent::Impl::act(const BindAndJoin& join) {
 }
 
 void Agent::Impl::act(const AcceptRound& accept) {
+  const Round round = accept.assignment.round;
   auto served = hosting_.serve_store(accept.assignment);
   client_->assigned(accept.assignment);
-  if (!served) return push(start_failed(served.error()));
-  push(RoundAccepted());
+  if (!served) return push(start_failed(served.error(), round));
+  push(RoundAccepted{round});
 }
 
 void Agent::Impl::act(const StartWorkers& start) {
   attempt_ = start.assignment.round;
   told_.reset();
   auto specs = hooks_.make_specs(context_of(start.assignment));
-  if (!specs) return push(start_failed(specs.error()));
+  if (!specs) return push(start_failed(specs.error(), attempt_));
   if (!group_) {
     group_ = hooks_.make_group();
     group_->add_listener(this);
   }
   auto started = group_->start(std::move(*specs));
-  if (started) return push(WorkersStarted());
-  start_failed_ = start_failed(started.error());
+  if (started) return push(WorkersStarted{attempt_});
+  start_failed_ = start_failed(started.error(), attempt_);
   group_->drain();
 }
 
