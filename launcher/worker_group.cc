@@ -119,14 +119,10 @@ void WorkerGroup::open_hub() {
 
 // The hub starts its thread with the first stream, for which there may be no room.
 Result<void> WorkerGroup::start_pumps(WorkerStdio& stdio) {
-  sigset_t mask;
-  ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
   try {
     stdio.start_pumps(*hub_);
     return {};
   } catch (const std::system_error& e) {
-    ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
-    hub_.reset();  // the next attempt gets another
     return start_error(e.code().value(), "cannot start the thread that moves the workers' output");
   }
 }

@@ -68,37 +68,72 @@ TEST(StartAtALimit, NamesTheLimitOnProcesses) {
   });
 }
 
-// At every number of free descriptors: it starts or says why, and nothing aborts.
-TEST(StartAtALimit, NamesTheLimitOnDescriptors) {
-  EXPECT_IN_CHILD({
-    rlimit limit{};
-    ::getrlimit(RLIMIT_NOFILE, &limit);
-    bool started_once = false;
-    for (rlim_t more = 0; more < 60 && !started_once; ++more) {
-      Harness harness;
-      auto group = harness.make();
-      limit.rlim_cur = 40;
-      ::setrlimit(RLIMIT_NOFILE, &limit);
-      std::vector<int> taken;
-      for (int fd; (fd = ::dup(0)) >= 0;) taken.push_back(fd);
-      for (rlim_t i = 0; i < more && !taken.empty(); ++i) {
-        ::close(taken.back());
-        taken.pop_back();
-      }
-      const auto started = group->start(harness.workers("exit 0", 2));
-      for (const int fd : taken) ::close(fd);
-      limit.rlim_cur = limit.rlim_max;
-      ::setrlimit(RLIMIT_NOFILE, &limit);
-      if (started) {
-        started_once = true;
-      } else {
-        EXPECT_EQ(started.error().code(), Errc::exhausted) << more << ": " << started.error().message();
-        EXPECT_NE(started.error().message().find("ulimit -n"), std::string::npos) << started.error().message();
-      }
-      finish(harness, *group);
+// At every number of free descriptors: it starts, and then all that the workers print is shown, or it says why.
+void start_with_ever_more_descriptors(int workers) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  bool started_once = false;
+  for (rlim_t more = 0; more < 60 && !started_once; ++more) {
+    Harness harness;
+    auto group = harness.make();
+    limit.rlim_cur = 40;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    std::vector<int> taken;
+    for (int fd; (fd = ::dup(0)) >= 0;) taken.push_back(fd);
+    for (rlim_t i = 0; i < more && !taken.empty(); ++i) {
+      ::close(taken.back());
+      taken.pop_back();
     }
-    EXPECT_TRUE(started_once);
-  });
+    const auto started = group->start(harness.workers("echo here", workers));
+    for (const int fd : taken) ::close(fd);
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    if (started) {
+      started_once = true;
+    } else {
+      EXPECT_EQ(started.error().code(), Errc::exhausted) << more << ": " << started.error().message();
+      EXPECT_NE(started.error().message().find("ulimit -n"), std::string::npos) << started.error().message();
+    }
+    finish(harness, *group);
+    if (started) {
+      std::string all;
+      for (int i = 0; i < workers; ++i) all += "here\n";
+      EXPECT_EQ(harness.console_out(), all) << more;
+    }
+  }
+  EXPECT_TRUE(started_once);
+}
+
+TEST(StartAtALimit, NamesTheLimitOnDescriptors) {
+  EXPECT_IN_CHILD(start_with_ever_more_descriptors(1));
+  EXPECT_IN_CHILD(start_with_ever_more_descriptors(2));
+}
+
+// The thread that moves the output: what it needs may be missing as well.
+void start_without(long call, int error) {
+  Harness harness;
+  auto group = harness.make();
+  sigset_t before, after;
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  EXPECT_TRUE(deny_calls({call}, error));
+  std::size_t descriptors = 0;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const auto started = group->start(harness.workers("exit 0", 2, attempt));
+    EXPECT_FALSE(started);
+    if (started) return;
+    EXPECT_EQ(started.error().code(), Errc::exhausted) << started.error().message();
+    finish(harness, *group);
+    if (attempt == 0) descriptors = open_descriptors();
+    EXPECT_EQ(open_descriptors(), descriptors);
+  }
+  ::pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  EXPECT_EQ(::sigismember(&after, SIGTERM), ::sigismember(&before, SIGTERM));
+}
+
+TEST(StartAtALimit, TheOutputsThreadSaysWhatItLacks) {
+  EXPECT_IN_CHILD(start_without(SYS_eventfd2, EMFILE));
+  EXPECT_IN_CHILD(start_without(SYS_epoll_create1, EMFILE));
+  EXPECT_IN_CHILD(start_without(SYS_mmap, ENOMEM));  // of the thread's stack
 }
 
 TEST(Inheritance, NothingIsBlockedInAWorker) {
