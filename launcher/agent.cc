@@ -41,6 +41,7 @@ constexpr milliseconds kLook{5'000};
 constexpr milliseconds kSpinPause{1'000};
 
 static_assert(kSigTerm == SIGTERM && kSigKill == SIGKILL);
+static_assert(kKillLimit > kWorkerKillLimit);  // else the machine ends before the group has said who is stuck
 
 std::string random_id() {
   std::array<unsigned char, 16> bytes{};
