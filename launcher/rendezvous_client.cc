@@ -186,7 +186,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   // --- connected
 
   asio::awaitable<Result<void>> talk() {
-    was_connected = online = true;
+    online = true;
     heard_here = false;
     ++connections;
     unanswered.clear();
@@ -405,7 +405,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   std::optional<TimePoint> contact;  // since when somebody takes our connections, until something useful came
   TimePoint useful_at;
   bool was_useful = false, heard_here = false;  // ever; on this connection
-  bool online = false, was_connected = false, told_broken = false, embedded = false, goodbye = false;
+  bool online = false, told_broken = false, embedded = false, goodbye = false;
   bool address_is_ours = false;
   std::uint64_t connections = 0;
   std::string problem = "not tried yet";
@@ -520,8 +520,6 @@ asio::awaitable<void> RendezvousClient::close(milliseconds limit) {
   impl->events = ClientEvents();
 }
 
-bool RendezvousClient::connected() const { return impl_->online; }
-bool RendezvousClient::ever_connected() const { return impl_->was_connected; }
 bool RendezvousClient::server_is_embedded() const { return impl_->embedded; }
 std::optional<TimePoint> RendezvousClient::disconnected_since() const {
   if (impl_->online && impl_->heard_here) return std::nullopt;
@@ -530,7 +528,6 @@ std::optional<TimePoint> RendezvousClient::disconnected_since() const {
 TimePoint RendezvousClient::last_useful() const { return impl_->useful_at; }
 TimePoint RendezvousClient::lease_end() const { return impl_->lease_end(); }
 std::string RendezvousClient::last_problem() const { return impl_->why(); }
-std::string RendezvousClient::own_address() const { return impl_->own; }
 std::string RendezvousClient::server_address() const { return impl_->server; }
 
 }  // namespace ddprun::launcher

@@ -72,8 +72,6 @@ class RendezvousClient {
   // Sends what is queued (at most `limit`), closes, ends all coroutines. After that the object is idle for good.
   boost::asio::awaitable<void> close(std::chrono::milliseconds limit);
 
-  bool connected() const;
-  bool ever_connected() const;
   bool server_is_embedded() const;
   // When a working rendezvous last said something about us (any message but its goodbye); at first: start(). One that
   // only greets says nothing.
@@ -82,9 +80,7 @@ class RendezvousClient {
   std::optional<TimePoint> disconnected_since() const;
   TimePoint lease_end() const;
   std::string last_problem() const;  // why there is no connection, or none of use
-  // Numeric addresses of the current or last connection; "" before the first.
-  std::string own_address() const;
-  std::string server_address() const;
+  std::string server_address() const;  // numeric, of the current or last connection; "" before the first
 
  private:
   struct Impl;
