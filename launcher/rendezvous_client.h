@@ -23,7 +23,7 @@ struct ClientEvents {
   std::function<void()> on_lease_expired;
   // The lease now ends then, unless it is renewed again.
   std::function<void(TimePoint end)> on_lease;
-  // The server will never talk to us: another protocol, another version. Once.
+  // No address of the endpoint will ever talk to us: another protocol, another version. Once.
   std::function<void(Error)> on_hopeless;
   // last_useful(), disconnected_since(), server_is_embedded() or last_problem() may be others now.
   std::function<void()> on_link;
@@ -79,7 +79,7 @@ class RendezvousClient {
   // last_useful(), unless there is a connection on which something useful has come.
   std::optional<TimePoint> disconnected_since() const;
   TimePoint lease_end() const;
-  std::string last_problem() const;  // why there is no connection, or none of use
+  std::string last_problem() const;    // why there is no connection, or none of use
   std::string server_address() const;  // numeric, of the current or last connection; "" before the first
 
  private:
