@@ -1,5 +1,6 @@
 #include "launcher/rendezvous_client.h"
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -231,6 +232,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
 
   void hang_up(const Error& why) {
     online = false;
+    if (heard_here) broke_at = SteadyClock::now();
     problem = why.message();
     beat_timer.cancel();
     boost::system::error_code ignored;
@@ -413,6 +415,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   std::optional<TimePoint> contact;  // since when somebody takes our connections, until something useful came
   std::optional<Error> foreign;      // of this try: what the first address said at which somebody else sits
   TimePoint useful_at;
+  TimePoint broke_at;  // when the last connection of use broke
   bool was_useful = false, heard_here = false;  // ever; on this connection
   bool online = false, told_broken = false, embedded = false, goodbye = false;
   bool address_is_ours = false;
@@ -532,8 +535,9 @@ asio::awaitable<void> RendezvousClient::close(milliseconds limit) {
 bool RendezvousClient::server_is_embedded() const { return impl_->embedded; }
 std::optional<TimePoint> RendezvousClient::disconnected_since() const {
   if (impl_->online && impl_->heard_here) return std::nullopt;
-  return impl_->useful_at;
+  return std::max(impl_->useful_at, impl_->broke_at);
 }
+bool RendezvousClient::ever_useful() const { return impl_->was_useful; }
 TimePoint RendezvousClient::last_useful() const { return impl_->useful_at; }
 TimePoint RendezvousClient::lease_end() const { return impl_->lease_end(); }
 std::string RendezvousClient::last_problem() const { return impl_->why(); }

@@ -76,7 +76,9 @@ class RendezvousClient {
   // When a working rendezvous last said something about us (any message but its goodbye); at first: start(). One that
   // only greets says nothing.
   TimePoint last_useful() const;
-  // last_useful(), unless there is a connection on which something useful has come.
+  bool ever_useful() const;  // it has said something about us at least once
+  // nullopt: there is a connection on which something useful has come. Else since when there is none; before the first:
+  // start().
   std::optional<TimePoint> disconnected_since() const;
   TimePoint lease_end() const;
   std::string last_problem() const;    // why there is no connection, or none of use

@@ -286,6 +286,33 @@ TEST(RendezvousClient, AnAnswerAboutUsIsUsefulAndRenewsTheLease) {
   EXPECT_GT(running.ask([](RendezvousClient& client) { return client.last_useful(); }), begin);
 }
 
+// Between two heartbeats nothing useful comes, and that time is no time without a rendezvous.
+TEST(RendezvousClient, ItIsDisconnectedSinceTheConnectionOfUseBroke) {
+  Door door;
+  Running running(options_for(door));
+  const auto since = [](RendezvousClient& client) { return client.disconnected_since(); };
+  const auto useful = [](RendezvousClient& client) { return client.last_useful(); };
+  running.ask([](RendezvousClient& client) { client.join(Round(0), 1); });
+  EXPECT_FALSE(running.ask([](RendezvousClient& client) { return client.ever_useful(); }));
+  UniqueFd peer = door.accept();
+  answer(peer);
+  be_useful(peer);
+  const TimePoint limit = hard_limit();
+  while (running.ask(since) && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_TRUE(running.ask([](RendezvousClient& client) { return client.ever_useful(); }));
+  while (SteadyClock::now() < running.ask(useful) + milliseconds(20)) std::this_thread::sleep_for(milliseconds(1));
+  const TimePoint before = SteadyClock::now();
+  peer.reset();
+  while (!running.ask(since) && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  const auto broken = running.ask(since);
+  ASSERT_TRUE(broken.has_value());
+  EXPECT_GE(*broken, before);
+  const UniqueFd again = door.accept();
+  answer(again);  // a greeting is nothing that a working rendezvous says about us
+  EXPECT_FALSE(frame_of(again).empty());
+  EXPECT_EQ(running.ask(since), broken);
+}
+
 // The end of the lease says nothing about the workers: no FIN, also where no descriptor is free any more.
 TEST(RendezvousClient, TheOldConnectionStaysOpenWithoutADescriptorToSpare) {
   Door door;
