@@ -77,7 +77,9 @@ Result<void> Hosting::must_host(const std::string& why) {
   return Result<void>();
 }
 
-asio::awaitable<void> Hosting::try_to_host() {
+asio::awaitable<void> Hosting::try_to_host() { return try_to_host(nullptr); }
+
+asio::awaitable<void> Hosting::try_to_host(std::function<bool()> still_wanted) {
   if (host_ || is_static() || options_.is_host.has_value()) co_return;
   std::string address = endpoint_.host;
   if (is_loopback_name(address)) {
@@ -85,6 +87,7 @@ asio::awaitable<void> Hosting::try_to_host() {
   } else if (!is_numeric(address)) {
     const auto found = co_await look_up(address);
     if (!found) co_return;  // the client tells
+    if (host_ || (still_wanted && !still_wanted())) co_return;
     const auto ours = std::find_if(found->begin(), found->end(), is_ours);
     if (ours == found->end()) co_return;
     // Other hosts may know the name by another address of ours (127.0.1.1 in Debian's hosts file).
