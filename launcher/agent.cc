@@ -384,6 +384,7 @@ void Agent::Impl::act(const StartWorkers& start) {
     group_ = hooks_.make_group();
     group_->add_listener(this);
   }
+  hosting_.release_master_port();
   auto started = group_->start(std::move(*specs));
   if (started) return push(WorkersStarted());
   start_failed_ = start_failed(started.error());

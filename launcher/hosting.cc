@@ -174,6 +174,7 @@ Result<std::uint16_t> Hosting::bind_store() {
     return store_->port();
   }
   store_.reset();
+  listener_.reset();  // of a round whose workers never started
   ListenOptions listen;
   listen.address = store_address_;
   listen.port = options_.master_port.value_or(0);
@@ -198,11 +199,8 @@ Result<void> Hosting::serve_store(const rdzv::Assignment& assignment) {
     listener_.reset();
     return Result<void>();
   }
-  if (!options_.serve_worker_store) {
-    listener_.reset();
-    return Result<void>();
-  }
-  if (store_) {  // the kept port
+  if (!options_.serve_worker_store) return Result<void>();  // release_master_port()
+  if (store_) {                                             // the kept port
     store_->serve();
     return Result<void>();
   }
@@ -212,6 +210,8 @@ Result<void> Hosting::serve_store(const rdzv::Assignment& assignment) {
   store_ = std::move(*made);
   return Result<void>();
 }
+
+void Hosting::release_master_port() { listener_.reset(); }
 
 Endpoint Hosting::master(const rdzv::Assignment& assignment, const std::string& server_address) const {
   MasterView view;

@@ -74,5 +74,52 @@ TEST(Hosting, ANodeThatFoundARendezvousDuringTheLookUpHostsNone) {
   EXPECT_EQ(asked, 2) << "it serves already";
 }
 
+// Between the round's begin and the start of its workers may lie --restart-backoff.
+TEST(Hosting, ThePortThatAWorkerIsToBindIsReservedUntilTheWorkersStart) {
+  asio::io_context io(1);
+  AgentOptions options;
+  options.standalone = true;
+  options.serve_worker_store = false;
+  options.endpoint = Endpoint{"127.0.0.1", 0};
+  Hosting hosting(io, options, holding());
+  asio::co_spawn(io, hosting.prepare(),
+                 [](std::exception_ptr failure, const Result<void>& prepared) { EXPECT_TRUE(!failure && prepared); });
+  io.run();
+  rdzv::Assignment first;
+  for (int round = 0; round < 2; ++round) {
+    const auto port = hosting.bind_store();
+    ASSERT_TRUE(port) << port.error().message();
+    ASSERT_TRUE(hosting.serve_store(first));
+    EXPECT_FALSE(can_bind("127.0.0.1", *port));
+    hosting.release_master_port();
+    EXPECT_TRUE(can_bind("127.0.0.1", *port));
+  }
+}
+
+TEST(Hosting, AFixedMasterPortIsBoundAnewAfterARoundWithoutWorkers) {
+  asio::io_context io(1);
+  AgentOptions options;
+  options.nnodes_min = options.nnodes_max = 2;
+  options.serve_worker_store = false;
+  {
+    ListenOptions range;  // which the kernel gives to nobody who asks for any port
+    range.first_port = 24'000;
+    range.last_port = 24'999;
+    auto free = tcp_listen(range);
+    ASSERT_TRUE(free);
+    options.master_port = free->port;
+  }
+  Hosting hosting(io, options, holding());
+  rdzv::Assignment first, second;
+  second.group_rank = GroupRank(1);
+  for (const rdzv::Assignment& assignment : {first, first, second, first}) {
+    const auto port = hosting.bind_store();
+    ASSERT_TRUE(port) << port.error().message();
+    EXPECT_EQ(*port, *options.master_port);
+    ASSERT_TRUE(hosting.serve_store(assignment));
+    EXPECT_EQ(can_bind("", *port), assignment.group_rank.value != 0) << "who is not the first lets go of its own";
+  }
+}
+
 }  // namespace
 }  // namespace ddprun::launcher
