@@ -1,9 +1,11 @@
 #include "common/async_lookup.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <boost/system/system_error.hpp>
 #include <cerrno>
 
 #include "common/deadline.h"
@@ -20,7 +22,12 @@ asio::awaitable<Result<Lookup::Addresses>> AsyncLookup::ask(std::string host, st
   if (const int fd = lookup.fd(); fd >= 0) {
     const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);  // what Asio watches, Asio closes
     if (own < 0) co_return Error::from_errno(errno, "cannot look up '" + host + "'");
-    answer_.emplace(io_, own);
+    try {
+      answer_.emplace(io_, own);
+    } catch (const boost::system::system_error& error) {  // epoll has no room for one more
+      ::close(own);
+      co_return Error::from_errno(error.code().value(), "cannot look up '" + host + "'");
+    }
     std::optional<Deadline> deadline;
     if (limit.count() > 0) {
       deadline.emplace(io_.get_executor(), limit, [this] {

@@ -16,8 +16,9 @@ class AsyncLookup {
  public:
   explicit AsyncLookup(boost::asio::io_context& io) : io_(io) {}
 
-  // `limit`: 0 = none. Errors: those of Lookup::answer(), timed_out, cancelled (by cancel(), also before the call: a
-  // cancelled object asks nothing any more). This object must live until it has returned.
+  // `limit`: 0 = none. Errors: those of Lookup::answer(), system (no descriptor, no room to watch it), timed_out,
+  // cancelled (by cancel(), also before the call: a cancelled object asks nothing any more). Never throws. This object
+  // must live until it has returned.
   boost::asio::awaitable<Result<Lookup::Addresses>> ask(std::string host, std::chrono::milliseconds limit);
   // Ends the wait at once; what the resolver does then concerns nobody.
   void cancel();

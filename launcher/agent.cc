@@ -387,6 +387,7 @@ void Agent::Impl::act(const StartWorkers& start) {
     group_ = hooks_.make_group();
     group_->add_listener(this);
   }
+  hosting_.release_master_port();
   auto started = group_->start(std::move(*specs));
   if (started) return push(WorkersStarted{attempt_});
   start_failed_ = start_failed(started.error(), attempt_);

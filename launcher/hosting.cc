@@ -77,7 +77,9 @@ Result<void> Hosting::must_host(const std::string& why) {
   return Result<void>();
 }
 
-asio::awaitable<void> Hosting::try_to_host() {
+asio::awaitable<void> Hosting::try_to_host() { return try_to_host(nullptr); }
+
+asio::awaitable<void> Hosting::try_to_host(std::function<bool()> still_wanted) {
   if (host_ || is_static() || options_.is_host.has_value()) co_return;
   std::string address = endpoint_.host;
   if (is_loopback_name(address)) {
@@ -85,6 +87,7 @@ asio::awaitable<void> Hosting::try_to_host() {
   } else if (!is_numeric(address)) {
     const auto found = co_await look_up(address);
     if (!found) co_return;  // the client tells
+    if (host_ || (still_wanted && !still_wanted())) co_return;
     const auto ours = std::find_if(found->begin(), found->end(), is_ours);
     if (ours == found->end()) co_return;
     // Other hosts may know the name by another address of ours (127.0.1.1 in Debian's hosts file).
@@ -171,6 +174,7 @@ Result<std::uint16_t> Hosting::bind_store() {
     return store_->port();
   }
   store_.reset();
+  listener_.reset();  // of a round whose workers never started
   ListenOptions listen;
   listen.address = store_address_;
   listen.port = options_.master_port.value_or(0);
@@ -195,11 +199,8 @@ Result<void> Hosting::serve_store(const rdzv::Assignment& assignment) {
     listener_.reset();
     return Result<void>();
   }
-  if (!options_.serve_worker_store) {
-    listener_.reset();
-    return Result<void>();
-  }
-  if (store_) {  // the kept port
+  if (!options_.serve_worker_store) return Result<void>();  // release_master_port()
+  if (store_) {                                             // the kept port
     store_->serve();
     return Result<void>();
   }
@@ -209,6 +210,8 @@ Result<void> Hosting::serve_store(const rdzv::Assignment& assignment) {
   store_ = std::move(*made);
   return Result<void>();
 }
+
+void Hosting::release_master_port() { listener_.reset(); }
 
 Endpoint Hosting::master(const rdzv::Assignment& assignment, const std::string& server_address) const {
   MasterView view;

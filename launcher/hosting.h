@@ -3,6 +3,7 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,8 +35,10 @@ class Hosting {
   // and cannot), cancelled (stop_looking).
   boost::asio::awaitable<Result<void>> prepare();
   // Nobody listens at the endpoint: whoever can bind it hosts it; names are not compared. Does nothing where this node
-  // serves already or may not.
-  boost::asio::awaitable<void> try_to_host();
+  // serves already or may not. A look-up may take 10 s: then `still_wanted` is asked whether this node still looks for
+  // somebody who serves, and nothing is bound if it does not.
+  boost::asio::awaitable<void> try_to_host(std::function<bool()> still_wanted);
+  boost::asio::awaitable<void> try_to_host();  // wanted whatever comes
   // Ends for good the look-ups that prepare() and try_to_host() wait for.
   void stop_looking();
 
@@ -50,8 +53,12 @@ class Hosting {
   // The listener of the round's worker store, bound before Join so that its port is sure. 0: static, where the
   // endpoint's own port serves it. Errors: refused, invalid_argument, system.
   Result<std::uint16_t> bind_store();
-  // The round has begun: group rank 0 serves the store on that listener, the others let go of it.
+  // The round has begun: group rank 0 serves the store on that listener, the others let go of it. Where a worker is to
+  // bind the port (serve_worker_store = false) group rank 0 keeps it until release_master_port().
   Result<void> serve_store(const rdzv::Assignment& assignment);
+  // Right before the workers start, which may be a back-off after serve_store(): the port is theirs now. Does nothing
+  // where the store is served here.
+  void release_master_port();
   // MASTER_ADDR and MASTER_PORT. `server_address`: numeric, of the rendezvous as our client reached it.
   Endpoint master(const rdzv::Assignment& assignment, const std::string& server_address) const;
 

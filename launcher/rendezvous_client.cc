@@ -1,5 +1,6 @@
 #include "launcher/rendezvous_client.h"
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -97,6 +98,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       if (!ec) candidates.emplace_back(numeric, options.endpoint.port);
     }
     Error last(Errc::not_found, "'" + options.endpoint.host + "' has no address");
+    foreign.reset();
     for (const tcp::endpoint& candidate : candidates) {
       if (closing) co_return Error(Errc::cancelled, "closing");
       auto opened = co_await open(candidate);
@@ -117,7 +119,9 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       // Closed before it answered proves nothing: a daemon without descriptors to spare does that, and it lives.
       last = greeted.error();
       socket.close(ec);
+      if (foreign && !was_useful) contact.reset();  // read_timeout is for each address
     }
+    if (foreign && !closing) co_return give_up(*std::exchange(foreign, std::nullopt));
     co_return last;
   }
 
@@ -150,13 +154,13 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       const bool closed = fixed.error().code() == Errc::peer_closed;
       if (closed) co_return std::move(fixed).error().with_context("connected, but no rendezvous answers there");
       if (fixed.error().code() != Errc::timed_out || was_useful) co_return std::move(fixed).error();
-      co_return give_up("does not answer as a rendezvous within " + std::to_string(limit.count() / 1000) + " s");
+      co_return not_ours("does not answer as a rendezvous within " + std::to_string(limit.count() / 1000) + " s");
     }
     auto head = rdzv::decode_hello_reply_head(*fixed);
-    if (!head) co_return give_up("answers, but " + head.error().message());
+    if (!head) co_return not_ours("answers, but " + head.error().message());
     auto why = co_await read_bytes(socket, head->why_bytes, limit);
     if (!why) co_return std::move(why).error();
-    if (!head->accepted || head->version != rdzv::kVersion) co_return give_up("refuses us: " + *why);
+    if (!head->accepted || head->version != rdzv::kVersion) co_return not_ours("refuses us: " + *why);
     embedded = *why == "embedded";
     if (const auto local = local_endpoint(socket.native_handle())) own = local->host;
     if (const auto remote = remote_endpoint(socket.native_handle())) server = remote->host;
@@ -164,13 +168,18 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     co_return Result<void>();
   }
 
-  // Somebody else sits there, and waiting will not change that.
-  Error give_up(const std::string& why) {
+  // Somebody else sits at this address, and waiting will not change that. Another address of the name may be right.
+  Error not_ours(const std::string& why) {
     std::string text = options.endpoint.to_string() + " ";
     if (const auto holder = port_holder(options.endpoint.port); holder && is_loopback(options.endpoint.host)) {
       text += "(held by " + *holder + ") ";
     }
     Error error(Errc::refused, text + why);
+    if (!foreign) foreign = error;
+    return error;
+  }
+
+  Error give_up(Error error) {
     hopeless = true;
     if (events.on_hopeless) events.on_hopeless(error);
     return error;
@@ -179,14 +188,14 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   // Somebody takes our connections, and for read_timeout nothing came that a rendezvous would say.
   void look_at_first_contact() {
     if (closing || hopeless || was_useful || !contact || SteadyClock::now() < *contact + options.read_timeout) return;
-    give_up("does not work as a rendezvous for " + std::to_string(options.read_timeout.count() / 1000) +
-            " s: " + problem);
+    give_up(not_ours("does not work as a rendezvous for " + std::to_string(options.read_timeout.count() / 1000) +
+                     " s: " + problem));
   }
 
   // --- connected
 
   asio::awaitable<Result<void>> talk() {
-    was_connected = online = true;
+    online = true;
     heard_here = false;
     ++connections;
     unanswered.clear();
@@ -223,6 +232,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
 
   void hang_up(const Error& why) {
     online = false;
+    if (heard_here) broke_at = SteadyClock::now();
     problem = why.message();
     beat_timer.cancel();
     boost::system::error_code ignored;
@@ -403,9 +413,11 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   asio::steady_timer backoff_timer, beat_timer, lease_timer, tell_timer, ended;
   bool running = false, closing = false, hopeless = false;
   std::optional<TimePoint> contact;  // since when somebody takes our connections, until something useful came
+  std::optional<Error> foreign;      // of this try: what the first address said at which somebody else sits
   TimePoint useful_at;
+  TimePoint broke_at;  // when the last connection of use broke
   bool was_useful = false, heard_here = false;  // ever; on this connection
-  bool online = false, was_connected = false, told_broken = false, embedded = false, goodbye = false;
+  bool online = false, told_broken = false, embedded = false, goodbye = false;
   bool address_is_ours = false;
   std::uint64_t connections = 0;
   std::string problem = "not tried yet";
@@ -520,17 +532,15 @@ asio::awaitable<void> RendezvousClient::close(milliseconds limit) {
   impl->events = ClientEvents();
 }
 
-bool RendezvousClient::connected() const { return impl_->online; }
-bool RendezvousClient::ever_connected() const { return impl_->was_connected; }
 bool RendezvousClient::server_is_embedded() const { return impl_->embedded; }
 std::optional<TimePoint> RendezvousClient::disconnected_since() const {
   if (impl_->online && impl_->heard_here) return std::nullopt;
-  return impl_->useful_at;
+  return std::max(impl_->useful_at, impl_->broke_at);
 }
+bool RendezvousClient::ever_useful() const { return impl_->was_useful; }
 TimePoint RendezvousClient::last_useful() const { return impl_->useful_at; }
 TimePoint RendezvousClient::lease_end() const { return impl_->lease_end(); }
 std::string RendezvousClient::last_problem() const { return impl_->why(); }
-std::string RendezvousClient::own_address() const { return impl_->own; }
 std::string RendezvousClient::server_address() const { return impl_->server; }
 
 }  // namespace ddprun::launcher

@@ -23,7 +23,7 @@ struct ClientEvents {
   std::function<void()> on_lease_expired;
   // The lease now ends then, unless it is renewed again.
   std::function<void(TimePoint end)> on_lease;
-  // The server will never talk to us: another protocol, another version. Once.
+  // No address of the endpoint will ever talk to us: another protocol, another version. Once.
   std::function<void(Error)> on_hopeless;
   // last_useful(), disconnected_since(), server_is_embedded() or last_problem() may be others now.
   std::function<void()> on_link;
@@ -72,19 +72,17 @@ class RendezvousClient {
   // Sends what is queued (at most `limit`), closes, ends all coroutines. After that the object is idle for good.
   boost::asio::awaitable<void> close(std::chrono::milliseconds limit);
 
-  bool connected() const;
-  bool ever_connected() const;
   bool server_is_embedded() const;
   // When a working rendezvous last said something about us (any message but its goodbye); at first: start(). One that
   // only greets says nothing.
   TimePoint last_useful() const;
-  // last_useful(), unless there is a connection on which something useful has come.
+  bool ever_useful() const;  // it has said something about us at least once
+  // nullopt: there is a connection on which something useful has come. Else since when there is none; before the first:
+  // start().
   std::optional<TimePoint> disconnected_since() const;
   TimePoint lease_end() const;
-  std::string last_problem() const;  // why there is no connection, or none of use
-  // Numeric addresses of the current or last connection; "" before the first.
-  std::string own_address() const;
-  std::string server_address() const;
+  std::string last_problem() const;    // why there is no connection, or none of use
+  std::string server_address() const;  // numeric, of the current or last connection; "" before the first
 
  private:
   struct Impl;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <boost/asio/co_spawn.hpp>
@@ -12,6 +13,7 @@
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <future>
+#include <memory>
 #include <thread>
 
 #include "common/check.h"
@@ -35,12 +37,25 @@ class Door {
     CHECK(listener.has_value(), "no port is free");
     listener_ = std::move(*listener);
   }
+  // nullptr: that port of the address is taken, or this host has no such address.
+  static std::unique_ptr<Door> at(const std::string& address, std::uint16_t port) {
+    ListenOptions options;
+    options.address = address;
+    options.port = port;
+    auto listener = tcp_listen(options);
+    if (!listener) return nullptr;
+    return std::unique_ptr<Door>(new Door(std::move(*listener), address));
+  }
   std::uint16_t port() const { return listener_.port; }
+  const std::string& host() const { return host_; }
   UniqueFd accept() const { return UniqueFd(::accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC)); }
   void shut() { listener_.fd.reset(); }
 
  private:
+  Door(Listener listener, std::string host) : listener_(std::move(listener)), host_(std::move(host)) {}
+
   Listener listener_;
+  std::string host_ = "127.0.0.1";
 };
 
 void answer(const UniqueFd& peer) {
@@ -177,6 +192,82 @@ TEST(RendezvousClient, AServerThatGreetsAndClosesIsNoRendezvous) {
   EXPECT_LT(connections, 12) << "20, 40, 80, ... ms lie between two tries";
 }
 
+// Takes what comes for another protocol, until it is closed.
+class Stranger {
+ public:
+  explicit Stranger(const Door& door) : door_(door), thread_([this] { serve(); }) {}
+  ~Stranger() {
+    over_ = true;
+    auto last = tcp_connect_once(Endpoint{door_.host(), door_.port()}, hard_limit());  // wakes it
+    thread_.join();
+  }
+  int connections() const { return connections_; }
+
+ private:
+  void serve() {
+    while (true) {
+      const UniqueFd peer = door_.accept();
+      if (!peer || over_) return;
+      ++connections_;
+      const std::string words = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+      EXPECT_TRUE(write_all(peer.get(), words, hard_limit()));
+      char byte;  // or our RST would overtake our words
+      while (::read(peer.get(), &byte, 1) > 0) continue;
+    }
+  }
+
+  const Door& door_;
+  std::atomic<bool> over_{false};
+  std::atomic<int> connections_{0};
+  std::thread thread_;
+};
+
+// "localhost" is 127.0.0.1, then ::1.
+TEST(RendezvousClient, ANameOfSeveralAddressesIsRightIfOneOfThemIs) {
+  const Door wrong;
+  const auto right = Door::at("::1", wrong.port());
+  if (!right) GTEST_SKIP() << "port " << wrong.port() << " of ::1 cannot be had";
+  auto options = options_for(wrong);
+  options.endpoint.host = "localhost";
+  std::atomic<int> gave_up{0};
+  ClientEvents events;
+  events.on_hopeless = [&](const Error&) { ++gave_up; };
+  const Stranger stranger(wrong);
+  Running running(options, events);
+  running.ask([](RendezvousClient& client) { client.join(Round(0), 1); });
+  const UniqueFd peer = right->accept();
+  answer(peer);
+  be_useful(peer);
+  const TimePoint limit = hard_limit();
+  const auto since = [](RendezvousClient& client) { return client.disconnected_since(); };
+  while (running.ask(since) && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_EQ(running.ask(since), std::nullopt);
+  EXPECT_EQ(stranger.connections(), 1);
+  EXPECT_EQ(gave_up, 0);
+}
+
+TEST(RendezvousClient, ANameWithStrangersAtAllItsAddressesIsHopelessOnce) {
+  const Door first;
+  const auto second = Door::at("::1", first.port());
+  if (!second) GTEST_SKIP() << "port " << first.port() << " of ::1 cannot be had";
+  auto options = options_for(first);
+  options.endpoint.host = "localhost";
+  std::atomic<int> gave_up{0};
+  ClientEvents events;
+  events.on_hopeless = [&](const Error&) { ++gave_up; };
+  const Stranger one(first), two(*second);
+  {
+    Running running(options, events);
+    const TimePoint limit = hard_limit();
+    while ((gave_up == 0 || two.connections() == 0) && SteadyClock::now() < limit) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+  EXPECT_EQ(gave_up, 1);
+  EXPECT_EQ(one.connections(), 1);
+  EXPECT_EQ(two.connections(), 1);
+}
+
 TEST(RendezvousClient, AnAnswerAboutUsIsUsefulAndRenewsTheLease) {
   Door door;
   std::atomic<int> renewals{0};
@@ -193,6 +284,33 @@ TEST(RendezvousClient, AnAnswerAboutUsIsUsefulAndRenewsTheLease) {
   while (renewals == 0 && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
   EXPECT_EQ(running.ask([](RendezvousClient& client) { return client.disconnected_since(); }), std::nullopt);
   EXPECT_GT(running.ask([](RendezvousClient& client) { return client.last_useful(); }), begin);
+}
+
+// Between two heartbeats nothing useful comes, and that time is no time without a rendezvous.
+TEST(RendezvousClient, ItIsDisconnectedSinceTheConnectionOfUseBroke) {
+  Door door;
+  Running running(options_for(door));
+  const auto since = [](RendezvousClient& client) { return client.disconnected_since(); };
+  const auto useful = [](RendezvousClient& client) { return client.last_useful(); };
+  running.ask([](RendezvousClient& client) { client.join(Round(0), 1); });
+  EXPECT_FALSE(running.ask([](RendezvousClient& client) { return client.ever_useful(); }));
+  UniqueFd peer = door.accept();
+  answer(peer);
+  be_useful(peer);
+  const TimePoint limit = hard_limit();
+  while (running.ask(since) && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_TRUE(running.ask([](RendezvousClient& client) { return client.ever_useful(); }));
+  while (SteadyClock::now() < running.ask(useful) + milliseconds(20)) std::this_thread::sleep_for(milliseconds(1));
+  const TimePoint before = SteadyClock::now();
+  peer.reset();
+  while (!running.ask(since) && SteadyClock::now() < limit) std::this_thread::sleep_for(milliseconds(1));
+  const auto broken = running.ask(since);
+  ASSERT_TRUE(broken.has_value());
+  EXPECT_GE(*broken, before);
+  const UniqueFd again = door.accept();
+  answer(again);  // a greeting is nothing that a working rendezvous says about us
+  EXPECT_FALSE(frame_of(again).empty());
+  EXPECT_EQ(running.ask(since), broken);
 }
 
 // The end of the lease says nothing about the workers: no FIN, also where no descriptor is free any more.

@@ -1,15 +1,23 @@
-// Deadline and TaskGroup, on a real io_context.
+// Deadline, TaskGroup and AsyncLookup, on a real io_context.
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <stdexcept>
+#include <thread>
 
+#include "common/async_lookup.h"
 #include "common/deadline.h"
 #include "common/task_group.h"
+#include "tests/support/proc_deny.h"
 
 namespace ddprun {
 namespace {
@@ -119,6 +127,41 @@ TEST(TaskGroup, JoinOfAnEmptyGroupComesBackAtOnce) {
   bool joined = false;
   EXPECT_EQ(run(io, join_and_flag(group, joined)), "");
   EXPECT_TRUE(joined);
+}
+
+std::ptrdiff_t open_descriptors() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
+}
+
+asio::awaitable<void> ask(AsyncLookup& lookup, Error& error) {
+  const auto found = co_await lookup.ask("a-name.invalid", std::chrono::seconds(20));
+  if (!found) error = found.error();
+}
+
+// In a process of its own. Exits with 0 if all is as it should be.
+[[noreturn]] void look_up_without_room_in_epoll() {
+  asio::io_context io(1);
+  asio::steady_timer timer(io);  // with it Asio has its epoll set
+  AsyncLookup lookup(io);
+  const std::ptrdiff_t before = open_descriptors();
+  if (!launcher::testing::deny_calls({SYS_epoll_ctl}, ENOSPC)) std::_Exit(2);
+  const TimePoint limit = SteadyClock::now() + std::chrono::seconds(30);
+  Error error(Errc::system, "none");
+  // A resolver that is quicker than we are has answered before we watch.
+  while (error.message().find("No space left") == std::string::npos) {
+    if (SteadyClock::now() > limit) std::_Exit(3);
+    io.restart();
+    if (!run(io, ask(lookup, error)).empty()) std::_Exit(4);
+  }
+  while (open_descriptors() > before) {  // the resolver's threads have some until they have answered
+    if (SteadyClock::now() > limit) std::_Exit(5);
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  std::_Exit(0);
+}
+
+TEST(AsyncLookup, AFullEpollSetIsAnErrorAndNothingLeaks) {
+  EXPECT_EXIT(look_up_without_room_in_epoll(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -2,74 +2,28 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iterator>
-#include <sstream>
 
+#include "tests/support/story.h"
 #include "tests/unit/rendezvous/membership_scenario.h"
 
 namespace ddprun::rendezvous {
 namespace {
 
-std::vector<std::filesystem::path> scenario_files() {
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(DDPRUN_SOURCE_DIR "/tests/testdata/membership")) {
-    if (entry.path().extension() == ".txt") files.push_back(entry.path());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
+std::vector<std::filesystem::path> stories() { return test::story_files("membership"); }
 
 class MembershipScenarios : public testing::TestWithParam<std::filesystem::path> {};
 
-// Each file is a story: lines before "----" are commands (# is a comment), lines after it up to an empty line are what
-// Membership did. DDPRUN_REWRITE=1 writes the files anew; review the diff.
 TEST_P(MembershipScenarios, BehavesAsWritten) {
-  std::ifstream in(GetParam());
-  ASSERT_TRUE(in) << GetParam();
   MembershipScenario scenario;
-  std::string line, expected_all, actual_all;
-  bool in_output = false;
-  std::string output;
-  while (std::getline(in, line)) {
-    expected_all += line + "\n";
-    if (in_output) {
-      if (!line.empty()) continue;
-      in_output = false;
-      actual_all += output + "\n";
-      output.clear();
-      continue;
-    }
-    actual_all += line + "\n";
-    if (line == "----") {
-      in_output = true;
-    } else if (!line.empty() && line.front() != '#') {
-      output += scenario.run(line);
-    }
-  }
-  if (in_output) actual_all += output;
-  if (std::getenv("DDPRUN_REWRITE") != nullptr) {
-    in.close();
-    std::ofstream(GetParam()) << actual_all;
-    return;
-  }
-  EXPECT_EQ(actual_all, expected_all);
-  EXPECT_EQ(actual_all.find("BROKEN"), std::string::npos);
+  test::check_story(GetParam(), [&scenario](const std::string& command) { return scenario.run(command); });
 }
 
-std::string name_of_file(const testing::TestParamInfo<std::filesystem::path>& file) {
-  std::string name = file.param.stem().string();
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
-  }
-  return name;
-}
+INSTANTIATE_TEST_SUITE_P(Files, MembershipScenarios, testing::ValuesIn(stories()),
+                         [](const auto& file) { return test::story_name(file.param); });
 
-INSTANTIATE_TEST_SUITE_P(Files, MembershipScenarios, testing::ValuesIn(scenario_files()), name_of_file);
-
-TEST(Membership, ThereAreScenarios) { EXPECT_GE(scenario_files().size(), 15u); }
+TEST(Membership, ThereAreScenarios) { EXPECT_GE(stories().size(), 15u); }
 
 rdzv::NodeInfo node_of(int i, int total, int spares) {
   rdzv::NodeInfo info;
