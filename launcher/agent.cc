@@ -10,6 +10,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <deque>
+#include <functional>
 #include <utility>
 
 #include "common/exit_code.h"
@@ -251,10 +252,13 @@ void Agent::Impl::start_client() {
 }
 
 asio::awaitable<void> Agent::Impl::host_instead() {
-  if (!life_.joining() || std::exchange(looking_for_host_, true)) co_return;
-  co_await hosting_.try_to_host();
+  if (looking_for_host_) co_return;
+  looking_for_host_ = true;
+  // A look-up takes its time; meanwhile we may have found a rendezvous, or ended.
+  const std::function<bool()> still_wanted = [this] { return life_.joining() && !client_->ever_useful(); };
+  co_await hosting_.try_to_host(still_wanted);
   looking_for_host_ = false;
-  if (hosting_.hosting() && client_) client_->set_endpoint(hosting_.client_endpoint());
+  if (hosting_.hosting()) client_->set_endpoint(hosting_.client_endpoint());
 }
 
 void Agent::Impl::on_message(rdzv::ServerMessage message) {
