@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "common/blocked_signals.h"
 #include "launcher/clone_child.h"
 #include "launcher/limits.h"
 #include "launcher/process.h"
@@ -294,14 +295,13 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
   constexpr std::size_t kStackBytes = 64 * 1024;  // plain system calls need a few KiB; sanitizers more
   std::vector<std::max_align_t> stack(kStackBytes / sizeof(std::max_align_t));
 
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);
-  const pid_t pid =
-      clone_child(run_child, &plan, stack.data(), stack.size() * sizeof(std::max_align_t), spec.cgroup_fd);
-  const int clone_error = errno;
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-
+  pid_t pid = -1;
+  int clone_error = 0;
+  {
+    const BlockedSignals blocked;
+    pid = clone_child(run_child, &plan, stack.data(), stack.size() * sizeof(std::max_align_t), spec.cgroup_fd);
+    clone_error = errno;
+  }
   if (pid < 0) return start_error(clone_error, "clone for " + spec.executable);
   if (plan.failed != Step::none) {
     while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
