@@ -112,7 +112,7 @@ struct ChildPlan {
   std::size_t cpus_bytes;
   int stdin_fd;
   pid_t parent;
-  int highest_descriptor;
+  int highest_descriptor;  // -1 = the kernel has close_range
   // The child's answer; memory is shared. Read by the parent after the exec or the exit.
   volatile Step failed = Step::none;
   volatile int error = 0;
@@ -185,7 +185,11 @@ DDPRUN_IN_CHILD int run_child(void* argument) {
     if (done < 0) give_up(plan, Step::stdio);
   }
   // Asio's sockets and pipes are not close-on-exec by themselves, and a leaked listener keeps its port busy.
-  if (raw(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) close_on_exec_one_by_one(plan.highest_descriptor);
+  if (plan.highest_descriptor >= 0) {
+    close_on_exec_one_by_one(plan.highest_descriptor);
+  } else if (raw(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) {
+    give_up(plan, Step::descriptors);
+  }
   for (std::size_t i = 0; i < plan.inherit_count; ++i) {
     if (raw(SYS_fcntl, plan.inherit[i], F_SETFD, 0) != 0) give_up(plan, Step::descriptors);
   }
@@ -242,14 +246,17 @@ Error error_of(const SpawnSpec& spec, Step step, int error) {
   return error == EPERM ? Error::from_errno(error, text) : start_error(error, text);
 }
 
-int highest_descriptor() {
+// What close_on_exec_one_by_one() needs where the kernel cannot do it (a call about no descriptor tells); else -1.
+int highest_descriptor_if_needed() {
+  if (raw(SYS_close_range, ~0U, ~0U, CLOSE_RANGE_CLOEXEC) == 0) return -1;
   int highest = 2;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
-    highest = std::max(highest, std::atoi(entry.path().filename().c_str()));
+  std::error_code failure;
+  std::filesystem::directory_iterator entry("/proc/self/fd", failure);
+  for (; !failure && entry != std::filesystem::directory_iterator(); entry.increment(failure)) {
+    highest = std::max(highest, std::atoi(entry->path().filename().c_str()));
   }
   constexpr int kUnknown = 4096;  // no /proc
-  return highest > 2 ? highest : kUnknown;
+  return failure || highest == 2 ? std::max(highest, kUnknown) : highest;
 }
 
 }  // namespace
@@ -291,7 +298,7 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
                  .cpus_bytes = cpus_bytes,
                  .stdin_fd = spec.stdin_fd >= 0 ? spec.stdin_fd : null_fd.get(),
                  .parent = ::getpid(),
-                 .highest_descriptor = highest_descriptor()};
+                 .highest_descriptor = highest_descriptor_if_needed()};
   constexpr std::size_t kStackBytes = 64 * 1024;  // plain system calls need a few KiB; sanitizers more
   std::vector<std::max_align_t> stack(kStackBytes / sizeof(std::max_align_t));
 
