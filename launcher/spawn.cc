@@ -23,7 +23,6 @@
 namespace ddprun::launcher {
 
 InheritedSignals::InheritedSignals() {
-  ::sigprocmask(SIG_SETMASK, nullptr, &mask);
   for (int n = 0; n < NSIG; ++n) {
     action[n] = {};
     if (n > 0) ::sigaction(n, nullptr, &action[n]);
