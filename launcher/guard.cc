@@ -20,8 +20,10 @@
 #include <thread>
 #include <vector>
 
+#include "common/blocked_signals.h"
 #include "common/log.h"
 #include "launcher/kill_tree.h"
+#include "launcher/leftover_plan.h"
 #include "launcher/limits.h"
 #include "launcher/log_tree.h"
 
@@ -30,8 +32,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kTrackerTime{10'000};  // as LeftoverTimes::tracker
-constexpr milliseconds kUnknownTime{1'000};
+constexpr LeftoverTimes kTimes;
 constexpr milliseconds kLook{5}, kLongLook{100};
 constexpr int kMaxReplacements = 10;  // one that dies at once, again and again, is no help
 
@@ -117,8 +118,8 @@ void kill_workers(const GuardDuties& duties) {
   // Until nothing is found three times: a process may have forked while we looked, and one that is in the middle of
   // an exec shows no environment.
   milliseconds pause = kLook;
-  for (int quiet = 0; quiet < 3 && boot_time() < begin + kTrackerTime;) {
-    const auto strays = find_strays(duties, boot_time() < begin + kUnknownTime);
+  for (int quiet = 0; quiet < 3 && boot_time() < begin + kTimes.tracker;) {
+    const auto strays = find_strays(duties, boot_time() < begin + kTimes.unknown);
     const bool others = std::any_of(strays.begin(), strays.end(), [](const Stray& stray) { return !stray.tracker; });
     for (const Stray& stray : strays) {
       if (!stray.tracker) signal_if_same("/proc", stray.pid, stray.start_time, SIGKILL);
@@ -170,14 +171,26 @@ void Guard::ring(int alarm, const Shared& shared, const GuardDuties& duties) {
   }
 }
 
-void Guard::live(int pipe, const Shared& shared, GuardDuties duties) {
+// Nothing may be thrown into the frames of the launcher that lie below: there everything would be done twice.
+void Guard::live(int pipe, const Shared& shared, const GuardDuties& duties) noexcept {
+  try {
+    keep_guard(pipe, shared, duties);
+  } catch (...) {  // no memory: the launcher starts another
+  }
+  ::_exit(1);
+}
+
+void Guard::keep_guard(int pipe, const Shared& shared, GuardDuties duties) {
   ::setsid();
   ::prctl(PR_SET_NAME, "ddprun-guard");
-  // Nothing of the user's may be held: `ddprun ... | tee` must see the end when the launcher goes.
-  const int null_fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-  for (int fd = 0; fd < 3; ++fd) ::dup2(null_fd, fd);
+  // Nothing of the user's may be held: `ddprun ... | tee` must see the end when the launcher goes. Our pipe first: then
+  // there is room for the null device whatever the limit on descriptors. Without that device our pipe has to do, from
+  // which one can only read.
   if (pipe != 3) ::dup2(pipe, 3);
   close_from(4);
+  const int null_fd = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  for (int fd = 0; fd < 3; ++fd) ::dup2(null_fd >= 0 ? null_fd : 3, fd);
+  if (null_fd > 3) ::close(null_fd);
   if (::chdir("/") != 0) ::_exit(1);
   struct sigaction ignore = {};
   ignore.sa_handler = SIG_IGN;
@@ -246,14 +259,14 @@ Result<void> Guard::fork_it() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return start_error(errno, "pipe for the guard process");
   UniqueFd read_end(ends[0]), write_end(ends[1]);
-  // No handler may run in the child: all is blocked until it ignores everything.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);
-  const pid_t pid = ::fork();
-  const int error = errno;
-  if (pid == 0) live(read_end.get(), *shared_, duties_);
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pid_t pid = -1;
+  int error = 0;
+  {
+    const BlockedSignals blocked;  // no handler may run in the child: until it ignores everything
+    pid = ::fork();
+    error = errno;
+    if (pid == 0) live(read_end.get(), *shared_, duties_);
+  }
   if (pid < 0) return start_error(error, "fork of the guard process");
   ::fcntl(write_end.get(), F_SETFL, O_NONBLOCK);
   pid_ = pid;

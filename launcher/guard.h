@@ -75,7 +75,8 @@ class Guard {
   Result<void> fork_it();
   void replace(const char* why);
   void tell(char verb, const std::string& argument);
-  [[noreturn]] static void live(int pipe, const Shared& shared, GuardDuties duties);
+  [[noreturn]] static void live(int pipe, const Shared& shared, const GuardDuties& duties) noexcept;
+  [[noreturn]] static void keep_guard(int pipe, const Shared& shared, GuardDuties duties);
   static void ring(int alarm, const Shared& shared, const GuardDuties& duties);
 
   pid_t pid_ = -1;

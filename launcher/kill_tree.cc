@@ -113,13 +113,6 @@ std::optional<ProcessStat> read_process_stat(const std::string& proc_root, pid_t
   return parse_process_stat(read_small_file(proc_root + "/" + std::to_string(pid) + "/stat"));
 }
 
-bool has_environment(const std::string& proc_root, pid_t pid, std::string_view name_and_value) {
-  bool found = false;
-  for_each_string(read_small_file(proc_root + "/" + std::to_string(pid) + "/environ"),
-                  [&](std::string_view entry) { found = found || entry == name_and_value; });
-  return found;
-}
-
 std::optional<std::string> find_token(const std::string& proc_root, pid_t pid, std::string_view token) {
   std::optional<std::string> found;
   for_each_string(read_small_file(proc_root + "/" + std::to_string(pid) + "/environ"), [&](std::string_view entry) {

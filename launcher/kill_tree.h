@@ -37,10 +37,8 @@ struct ProcessStat {
 std::optional<ProcessStat> read_process_stat(const std::string& proc_root, pid_t pid);
 std::optional<ProcessStat> parse_process_stat(std::string_view line);
 
-// "NAME=value" stands in the process's initial environment. Not readable (another user's) counts as no.
-bool has_environment(const std::string& proc_root, pid_t pid, std::string_view name_and_value);
-
 // Of the process's initial environment the entry that is `token`, or that and "." and more (see Guard::expect_workers).
+// Not readable (another user's) counts as none.
 std::optional<std::string> find_token(const std::string& proc_root, pid_t pid, std::string_view token);
 
 // What was started, for messages: its arguments, shortened, without control characters.

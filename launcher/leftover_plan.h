@@ -26,6 +26,7 @@ struct LeftoverTimes {
   std::chrono::milliseconds tracker{10'000};         // for trackers, once nothing else is left
   std::chrono::milliseconds hurried_tracker{2'000};  // the same when somebody is impatient
   std::chrono::milliseconds dead{5'000};             // after SIGKILL; then it is stuck in the kernel
+  std::chrono::milliseconds unknown{1'000};          // one that waits in the kernel may be a tracker for so long
 };
 
 // A process that a worker left, as one look has shown it.

@@ -15,8 +15,9 @@ std::string descriptor_limit_text();
 // "Linux 4.18.0"
 std::string kernel_text();
 
-// Of a system call that starting or watching a process needs: EAGAIN, EMFILE, ENFILE and ENOMEM become exhausted, with
-// the limit; ENOSYS and EPERM become unsupported, with the kernel; all else as Error::from_errno().
+// Of a system call that starting or watching a process needs: EAGAIN and EMFILE become exhausted, with our
+// limit; ENFILE and ENOMEM, which are the whole host's, exhausted without; ENOSYS and EPERM become unsupported, with
+// the kernel; all else as Error::from_errno().
 Error start_error(int error_number, std::string what);
 
 }  // namespace ddprun::launcher

@@ -72,10 +72,11 @@ std::optional<std::uint64_t> soft_limit(__rlimit_resource resource) {
 std::int64_t threads_of_user(uid_t user) {
   std::int64_t count = 0;
   std::error_code failure;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc", failure)) {
-    const std::string name = entry.path().filename();
+  std::filesystem::directory_iterator entry("/proc", failure);
+  for (; !failure && entry != std::filesystem::directory_iterator(); entry.increment(failure)) {
+    const std::string name = entry->path().filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::ifstream status(entry.path() / "status");
+    std::ifstream status(entry->path() / "status");
     bool ours = false;
     for (std::string line; std::getline(status, line);) {
       if (line.starts_with("Uid:")) ours = std::strtoul(line.c_str() + 4, nullptr, 10) == user;

@@ -15,12 +15,12 @@
 #include "common/result.h"
 #include "common/unique_fd.h"
 
-// The only place that starts processes. Start by our own spawn(), then a Boost.Process v2 handle adopts the child.
+// The only place that starts processes. Start by our own spawn(), then Boost.Process v2 adopts the child (where the
+// kernel has pidfds; else waitpid() alone).
 namespace ddprun::launcher {
 
 // Taken first thing in main(): what our parent gave us and what every worker must get back (nohup!).
 struct InheritedSignals {
-  sigset_t mask;  // not given back: a worker starts with nothing blocked
   struct sigaction action[NSIG];
   rlimit descriptors;  // RLIMIT_NOFILE; a launcher that serves a store raises its own
   rlimit file_size;    // RLIMIT_FSIZE; the workers', not the flight recorders'

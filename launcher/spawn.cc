@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "common/blocked_signals.h"
 #include "launcher/clone_child.h"
 #include "launcher/limits.h"
 #include "launcher/process.h"
@@ -22,7 +23,6 @@
 namespace ddprun::launcher {
 
 InheritedSignals::InheritedSignals() {
-  ::sigprocmask(SIG_SETMASK, nullptr, &mask);
   for (int n = 0; n < NSIG; ++n) {
     action[n] = {};
     if (n > 0) ::sigaction(n, nullptr, &action[n]);
@@ -111,7 +111,7 @@ struct ChildPlan {
   std::size_t cpus_bytes;
   int stdin_fd;
   pid_t parent;
-  int highest_descriptor;
+  int highest_descriptor;  // -1 = the kernel has close_range
   // The child's answer; memory is shared. Read by the parent after the exec or the exit.
   volatile Step failed = Step::none;
   volatile int error = 0;
@@ -184,7 +184,11 @@ DDPRUN_IN_CHILD int run_child(void* argument) {
     if (done < 0) give_up(plan, Step::stdio);
   }
   // Asio's sockets and pipes are not close-on-exec by themselves, and a leaked listener keeps its port busy.
-  if (raw(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) close_on_exec_one_by_one(plan.highest_descriptor);
+  if (plan.highest_descriptor >= 0) {
+    close_on_exec_one_by_one(plan.highest_descriptor);
+  } else if (raw(SYS_close_range, 3U, ~0U, CLOSE_RANGE_CLOEXEC) != 0) {
+    give_up(plan, Step::descriptors);
+  }
   for (std::size_t i = 0; i < plan.inherit_count; ++i) {
     if (raw(SYS_fcntl, plan.inherit[i], F_SETFD, 0) != 0) give_up(plan, Step::descriptors);
   }
@@ -241,14 +245,17 @@ Error error_of(const SpawnSpec& spec, Step step, int error) {
   return error == EPERM ? Error::from_errno(error, text) : start_error(error, text);
 }
 
-int highest_descriptor() {
+// What close_on_exec_one_by_one() needs where the kernel cannot do it (a call about no descriptor tells); else -1.
+int highest_descriptor_if_needed() {
+  if (raw(SYS_close_range, ~0U, ~0U, CLOSE_RANGE_CLOEXEC) == 0) return -1;
   int highest = 2;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
-    highest = std::max(highest, std::atoi(entry.path().filename().c_str()));
+  std::error_code failure;
+  std::filesystem::directory_iterator entry("/proc/self/fd", failure);
+  for (; !failure && entry != std::filesystem::directory_iterator(); entry.increment(failure)) {
+    highest = std::max(highest, std::atoi(entry->path().filename().c_str()));
   }
   constexpr int kUnknown = 4096;  // no /proc
-  return highest > 2 ? highest : kUnknown;
+  return failure || highest == 2 ? std::max(highest, kUnknown) : highest;
 }
 
 }  // namespace
@@ -290,18 +297,17 @@ Result<pid_t> spawn(const SpawnSpec& spec, const InheritedSignals& inherited) {
                  .cpus_bytes = cpus_bytes,
                  .stdin_fd = spec.stdin_fd >= 0 ? spec.stdin_fd : null_fd.get(),
                  .parent = ::getpid(),
-                 .highest_descriptor = highest_descriptor()};
+                 .highest_descriptor = highest_descriptor_if_needed()};
   constexpr std::size_t kStackBytes = 64 * 1024;  // plain system calls need a few KiB; sanitizers more
   std::vector<std::max_align_t> stack(kStackBytes / sizeof(std::max_align_t));
 
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);
-  const pid_t pid =
-      clone_child(run_child, &plan, stack.data(), stack.size() * sizeof(std::max_align_t), spec.cgroup_fd);
-  const int clone_error = errno;
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-
+  pid_t pid = -1;
+  int clone_error = 0;
+  {
+    const BlockedSignals blocked;
+    pid = clone_child(run_child, &plan, stack.data(), stack.size() * sizeof(std::max_align_t), spec.cgroup_fd);
+    clone_error = errno;
+  }
   if (pid < 0) return start_error(clone_error, "clone for " + spec.executable);
   if (plan.failed != Step::none) {
     while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {

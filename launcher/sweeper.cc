@@ -22,7 +22,6 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kStep = 100;  // files of /proc a step: about a millisecond
 constexpr milliseconds kFirstInterval{10}, kLongInterval{100}, kIdleInterval{1'000};
-constexpr milliseconds kUnknownTime{1'000};
 constexpr int kZombieLooks = 3;
 
 }  // namespace
@@ -172,7 +171,8 @@ void Sweeper::examine(pid_t pid, const ProcessStat& stat) {
   found.leftover.tracker = trackers_.count({pid, stat.start_time}) != 0;
   if (stat.state != 'D') {
     hangs_since_.erase(pid);
-  } else if (SteadyClock::now() < hangs_since_.emplace(pid, SteadyClock::now()).first->second + kUnknownTime) {
+  } else if (SteadyClock::now() <
+             hangs_since_.emplace(pid, SteadyClock::now()).first->second + options_.times.unknown) {
     found.leftover.tracker = true;
   }
   if (!all_ended_ && (!found.rank || !owners_[*found.rank].ended)) return;  // a live worker's, or nobody knows whose

@@ -81,6 +81,9 @@ struct WorkerGroup::Worker {
   OomWatch::Verdict memory;
   WorkerStdio stdio;
   std::string error_file;
+  std::optional<std::string> error_file_json;  // read when the worker had ended
+  WorkerEvidence evidence;                     // as it was last read
+  bool evidence_complete = false;
   UniqueFd recorder;
 };
 
@@ -472,18 +475,30 @@ void WorkerGroup::output_ended(OutputHub::Ended done) {
   advance();
 }
 
-WorkerEvidence WorkerGroup::evidence(LocalRank rank) const {
-  WorkerEvidence evidence;
+const WorkerEvidence& WorkerGroup::evidence(LocalRank rank) {
+  static const WorkerEvidence kNone;
   const auto found = workers_.find(rank.value);
-  if (found == workers_.end()) return evidence;
-  const Worker& worker = *found->second;
+  if (found == workers_.end()) return kNone;
+  Worker& worker = *found->second;
+  if (!worker.evidence_complete) worker.evidence = read_evidence(worker);
+  worker.evidence_complete = drain_ == Drain::told;
+  return worker.evidence;
+}
+
+WorkerEvidence WorkerGroup::read_evidence(Worker& worker) const {
+  WorkerEvidence evidence;
   constexpr std::size_t kLines = 20;
   evidence.last_lines = worker.stdio.err.last_lines(kLines);
   if (evidence.last_lines.empty()) {
     evidence.last_lines = worker.stdio.out.last_lines(kLines);
     evidence.last_lines_are_stdout = !evidence.last_lines.empty();
   }
-  if (!worker.error_file.empty()) evidence.error_file_json = read_error_file(worker.error_file);
+  if (!worker.error_file_json && !worker.error_file.empty()) {
+    evidence.error_file_json = read_error_file(worker.error_file);
+    if (worker.ended) worker.error_file_json = evidence.error_file_json;
+  } else {
+    evidence.error_file_json = worker.error_file_json.value_or("");
+  }
   if (options_.logs && !options_.logs->temporary()) {
     evidence.log_paths = worker.stdio.log_paths;
     if (!evidence.error_file_json.empty()) {

@@ -134,8 +134,9 @@ class WorkerGroup {
 
   bool running() const { return alive_ > 0; }
   const std::vector<WorkerExit>& exits() const { return exits_; }  // of this attempt so far, in order
-  // Complete only after on_drained(): before it the last lines may still be in a pipe.
-  WorkerEvidence evidence(LocalRank local_rank) const;
+  // Complete only after on_drained(): before it the last lines may still be in a pipe. Reads files (bounded): an ended
+  // worker's error file once, its last lines once after on_drained().
+  const WorkerEvidence& evidence(LocalRank local_rank);
   // Our end of the worker's flight recorder, of this or the last attempt; -1 = none.
   int recorder_fd(LocalRank local_rank) const;
   std::vector<pid_t> pids() const;  // of those that still run, by local rank
@@ -152,6 +153,7 @@ class WorkerGroup {
   void watch(const std::shared_ptr<Worker>& worker);
   void look_at(const std::shared_ptr<Worker>& worker);
   void take_exit(Worker& worker, const ExitStatus& status, bool left_behind);
+  WorkerEvidence read_evidence(Worker& worker) const;
   void judge_memory(Worker& worker, const siginfo_t& info);
   void leave_behind(Worker& worker);
   void end_now();

@@ -1,8 +1,10 @@
 // The guard's clock: workers of a launcher that does not run die in time, those of one that does never.
 #include "launcher/guard.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +13,7 @@
 #include <thread>
 
 #include "launcher/kill_tree.h"
+#include "tests/support/proc_deny.h"
 
 namespace ddprun::launcher::testing {
 namespace {
@@ -166,6 +169,27 @@ TEST_F(GuardClock, OneThatDoesNotReadIsReplaced) {
   EXPECT_NE(guard_->pid(), first);
   guard_->kill_workers_at(SteadyClock::now());
   EXPECT_TRUE(eventually([&] { return !alive(); }));
+}
+
+// Whoever reads our standard output must see its end when we go, whatever the guard could not open.
+TEST(GuardStreams, NothingOfTheUsersIsHeldEvenWithoutTheNullDevice) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(60);
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0 || ::dup2(ends[1], 1) != 1 || ::dup2(ends[1], 2) != 2) ::_exit(2);
+    if (!deny_calls({SYS_openat, SYS_open}, EMFILE)) ::_exit(3);
+    const auto guard = Guard::start();
+    if (!guard) ::_exit(4);
+    for (const int fd : {1, 2, ends[1]}) ::close(fd);
+    char byte;
+    if (::read(ends[0], &byte, 1) != 0) ::_exit(5);
+    ::_exit(::waitpid((*guard)->pid(), nullptr, WNOHANG) == 0 ? 0 : 6);  // it lives
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -153,7 +153,6 @@ TEST(StartAtALimit, TheOutputsThreadSaysWhatItLacks) {
 
 TEST(Inheritance, NothingIsBlockedInAWorker) {
   Harness harness;
-  ::sigaddset(&harness.options.inherited.mask, SIGTERM);
   sigset_t block, before;
   ::sigemptyset(&block);
   ::sigaddset(&block, SIGUSR1);

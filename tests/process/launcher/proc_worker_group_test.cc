@@ -367,6 +367,27 @@ TEST(WorkerGroup, ControlGroupEndsWhatHides) {
   EXPECT_EQ(cgroup_folders(), before);
 }
 
+// It may be megabytes on a slow file system, and the event loop waits for it.
+TEST(WorkerGroup, EvidenceIsReadOnce) {
+  Harness harness;
+  auto logs = LogTree::open(harness.folder / "logs", "none", nullptr);
+  ASSERT_TRUE(logs);
+  harness.options.logs = *logs;
+  harness.options.output.redirects.all = 3;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(
+      harness.workers("echo last >&2; echo '{\"message\": \"why\"}' >$TORCHELASTIC_ERROR_FILE; exit 1", 1)));
+  finish(harness, *group);
+  const WorkerEvidence first = group->group().evidence(LocalRank(0));
+  EXPECT_EQ(first.last_lines, std::vector<std::string>{"last"});
+  EXPECT_NE(first.error_file_json.find("why"), std::string::npos);
+  ASSERT_EQ(first.log_paths.size(), 3u);
+  for (const std::string& path : first.log_paths) EXPECT_TRUE(std::filesystem::remove(path)) << path;
+  const WorkerEvidence& again = group->group().evidence(LocalRank(0));
+  EXPECT_EQ(again.last_lines, first.last_lines);
+  EXPECT_EQ(again.error_file_json, first.error_file_json);
+}
+
 TEST(WorkerGroup, DestructionEndsEverything) {
   Harness harness;
   pid_t leader = 0;
