@@ -11,10 +11,12 @@
 #include <csignal>
 #include <ctime>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "common/blocked_signals.h"
 #include "common/shared_out.h"
 
 namespace ddprun {
@@ -103,16 +105,26 @@ struct StderrWriter::Shared {
     waiting += lost_line(std::exchange(lost_lines, 0));
   }
 
-  // The thread: ends when nothing waits any more.
-  void drain() {
-    std::unique_lock lock(mutex);
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  // Until nothing waits any more or `end` comes; nullopt: the thread, that has no end.
+  void drain(std::unique_lock<std::mutex>& lock, std::optional<TimePoint> end) {
     while (true) {
       take_back();
-      if (waiting.empty()) break;
+      if (waiting.empty()) return;
       const std::string chunk(next_chunk(waiting));
       lock.unlock();
       pollfd room{fd, POLLOUT, 0};
-      ::poll(&room, 1, -1);
+      int timeout_ms = -1;
+      if (end) {
+        const auto left = std::chrono::ceil<std::chrono::milliseconds>(*end - std::chrono::steady_clock::now());
+        timeout_ms = static_cast<int>(std::max<std::int64_t>(left.count(), 0));
+      }
+      const int ready = ::poll(&room, 1, timeout_ms);
+      if (end && (ready == 0 || std::chrono::steady_clock::now() >= *end)) {
+        lock.lock();
+        return;
+      }
       const NoSigpipe quiet;
       const SharedOut way(fd);
       const ssize_t n = way.put(chunk);
@@ -129,8 +141,23 @@ struct StderrWriter::Shared {
         lost_lines = 0;
       }
     }
-    thread_runs = false;
-    changed.notify_all();
+  }
+
+  // With the lock. False: there is no room for a thread (ulimit -u).
+  static bool start_thread(const std::shared_ptr<Shared>& shared) {
+    const BlockedSignals blocked;
+    try {
+      std::thread([shared] {
+        std::unique_lock lock(shared->mutex);
+        shared->drain(lock, std::nullopt);
+        shared->thread_runs = false;
+        shared->changed.notify_all();
+      }).detach();
+      shared->thread_runs = true;
+    } catch (const std::system_error&) {
+      return false;
+    }
+    return true;
   }
 };
 
@@ -151,18 +178,7 @@ void StderrWriter::write(std::string_view text, bool important) {
   } else {
     s.waiting += text;
   }
-  if (s.thread_runs) return;
-  // Signals are the main thread's business.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before);
-  try {
-    std::thread([shared = shared_] { shared->drain(); }).detach();
-    s.thread_runs = true;
-  } catch (const std::system_error&) {
-    // No thread is to be had (ulimit -u): the next line tries again.
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!s.thread_runs) Shared::start_thread(shared_);  // where that fails the next line tries again
 }
 
 bool StderrWriter::flush(std::chrono::milliseconds limit, std::chrono::milliseconds idle_limit) {
@@ -170,6 +186,15 @@ bool StderrWriter::flush(std::chrono::milliseconds limit, std::chrono::milliseco
   if (::getpid() != s.owner) return true;
   std::unique_lock lock(s.mutex);
   const auto end = std::chrono::steady_clock::now() + limit;
+  if (!s.thread_runs && !s.waiting.empty() && !Shared::start_thread(shared_)) {
+    // The last words, and nobody else to say them: we wait as long as the caller would have waited for the thread.
+    for (std::uint64_t before = s.progress + 1; before != s.progress && !s.waiting.empty();) {
+      before = s.progress;
+      s.drain(lock, std::min(end, std::chrono::steady_clock::now() + idle_limit));
+      if (std::chrono::steady_clock::now() >= end) break;
+    }
+    return s.waiting.empty();
+  }
   while (s.thread_runs) {
     const std::uint64_t before = s.progress;
     const auto until = std::min(end, std::chrono::steady_clock::now() + idle_limit);

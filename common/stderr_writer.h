@@ -17,7 +17,7 @@ namespace ddprun {
 //   - what does not go out at once, and all for a pipe or terminal that cannot be opened again (another user's),
 //     waits here, at most kMaxWaiting bytes, for a thread that is started then. That it may hang in write(2) hurts
 //     nobody; poll() and small writes alone would not do for the caller, since another holder can fill the pipe between
-//     the two.
+//     the two. Where no thread is to be had (ulimit -u) flush() does its work.
 // What finds no room is counted; once half the room is free again `lost_line` says so in its place.
 // Any thread. In a process forked from the owner's: direct writes, at most a second long, no lock.
 class StderrWriter {

@@ -10,6 +10,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <deque>
+#include <functional>
 #include <utility>
 
 #include "common/exit_code.h"
@@ -41,6 +42,7 @@ constexpr milliseconds kLook{5'000};
 constexpr milliseconds kSpinPause{1'000};
 
 static_assert(kSigTerm == SIGTERM && kSigKill == SIGKILL);
+static_assert(kKillLimit > kWorkerKillLimit);  // else the machine ends before the group has said who is stuck
 
 std::string random_id() {
   std::array<unsigned char, 16> bytes{};
@@ -68,8 +70,9 @@ LogLevel level_of(Say::Tone tone) {
   return LogLevel::error;
 }
 
-StartFailed start_failed(const Error& error) {
+StartFailed start_failed(const Error& error, Round round) {
   StartFailed failed;
+  failed.round = round;
   failed.why = error.message();
   failed.permanent = true;
   switch (error.code()) {
@@ -249,10 +252,13 @@ void Agent::Impl::start_client() {
 }
 
 asio::awaitable<void> Agent::Impl::host_instead() {
-  if (!life_.joining() || std::exchange(looking_for_host_, true)) co_return;
-  co_await hosting_.try_to_host();
+  if (looking_for_host_) co_return;
+  looking_for_host_ = true;
+  // A look-up takes its time; meanwhile we may have found a rendezvous, or ended.
+  const std::function<bool()> still_wanted = [this] { return life_.joining() && !client_->ever_useful(); };
+  co_await hosting_.try_to_host(still_wanted);
   looking_for_host_ = false;
-  if (hosting_.hosting() && client_) client_->set_endpoint(hosting_.client_endpoint());
+  if (hosting_.hosting()) client_->set_endpoint(hosting_.client_endpoint());
 }
 
 void Agent::Impl::on_message(rdzv::ServerMessage message) {
@@ -369,25 +375,26 @@ void Agent::Impl::act(const BindAndJoin& join) {
 }
 
 void Agent::Impl::act(const AcceptRound& accept) {
+  const Round round = accept.assignment.round;
   auto served = hosting_.serve_store(accept.assignment);
   client_->assigned(accept.assignment);
-  if (!served) return push(start_failed(served.error()));
-  push(RoundAccepted());
+  if (!served) return push(start_failed(served.error(), round));
+  push(RoundAccepted{round});
 }
 
 void Agent::Impl::act(const StartWorkers& start) {
   attempt_ = start.assignment.round;
   told_.reset();
   auto specs = hooks_.make_specs(context_of(start.assignment));
-  if (!specs) return push(start_failed(specs.error()));
+  if (!specs) return push(start_failed(specs.error(), attempt_));
   if (!group_) {
     group_ = hooks_.make_group();
     group_->add_listener(this);
   }
   hosting_.release_master_port();
   auto started = group_->start(std::move(*specs));
-  if (started) return push(WorkersStarted());
-  start_failed_ = start_failed(started.error());
+  if (started) return push(WorkersStarted{attempt_});
+  start_failed_ = start_failed(started.error(), attempt_);
   group_->drain();
 }
 

@@ -167,7 +167,10 @@ void signal_if_same(const std::string& proc_root, pid_t pid, unsigned long long 
   const UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   const auto stat = read_process_stat(proc_root, pid);
   if (!stat || stat->start_time != start_time) return;
-  if (handle && ::syscall(SYS_pidfd_send_signal, handle.get(), signal, nullptr, 0) == 0) return;
+  if (handle) {
+    if (::syscall(SYS_pidfd_send_signal, handle.get(), signal, nullptr, 0) == 0) return;
+    if (errno != ENOSYS && errno != EPERM) return;  // it has ended: the id may be another's by now
+  }
   ::kill(pid, signal);
 }
 

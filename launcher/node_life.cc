@@ -34,9 +34,11 @@ NodeActions NodeLife::on(const NodeEvent& event, TimePoint now) {
     return take();
   }
   if (const auto* paused = std::get_if<Paused>(&event)) {
+    resumed_at_ = now;
     shift(paused->gap);
     return take();
   }
+  if (const auto* hopeless = std::get_if<Hopeless>(&event)) hopeless_ = hopeless->why;
   if (auto* joining = std::get_if<Joining>(&phase_)) {
     on_joining(*joining, event, now);
   } else if (auto* starting = std::get_if<Starting>(&phase_)) {
@@ -86,16 +88,26 @@ std::string_view NodeLife::phase() const {
 
 bool NodeLife::workers_may_live() const {
   if (const auto* starting = std::get_if<Starting>(&phase_)) return starting->step == Starting::Step::starting;
-  return std::holds_alternative<Running>(phase_) || std::holds_alternative<Stopping>(phase_);
+  if (const auto* stopping = std::get_if<Stopping>(&phase_)) {
+    return !(stopping->attempt.done && stopping->attempt.tally.all_ended());
+  }
+  return std::holds_alternative<Running>(phase_);
 }
 
-milliseconds NodeLife::stop_bound() const { return options_.shutdown_timeout + kKillLimit + kDrainLimit + kHurryLimit; }
+milliseconds NodeLife::stop_bound() const {
+  return options_.shutdown_timeout + kKillLimit + drain_limit() + kHurryLimit;
+}
+
+milliseconds NodeLife::drain_limit() const {
+  return std::max<milliseconds>(kDrainLimit, options_.shutdown_timeout + kDrainMargin);
+}
 
 // --- deadlines ----------------------------------------------------------------------------------------------------
 
 // `limit` after `from`, or after the rendezvous was last of use. While a connection stands, its next sign of life may
 // be a lease away.
 TimePoint NodeLife::silent_until(TimePoint from, milliseconds limit) const {
+  from = std::max(from, resumed_at_);  // while we did not run it could not have been of use
   if (link_.useless_since) return std::max(from, *link_.useless_since) + limit;
   const milliseconds lease = options_.times.keep_alive_interval * options_.times.keep_alive_max_attempt;
   return std::max(from, link_.useful) + limit + lease + kBeatMargin;
@@ -129,8 +141,6 @@ void NodeLife::shift(Duration gap) {
   const auto move = [gap](std::optional<TimePoint>& time) {
     if (time) *time += gap;
   };
-  move(link_.useless_since);
-  link_.useful += gap;
   if (auto* joining = std::get_if<Joining>(&phase_)) {
     joining->since += gap;
     move(joining->again_at);

@@ -40,9 +40,14 @@ struct Link {
 struct JoinFailed {  // the port for the workers' store cannot be had
   std::string why;
 };
-struct RoundAccepted {};
-struct WorkersStarted {};
-struct StartFailed {
+struct RoundAccepted {
+  Round round;
+};
+struct WorkersStarted {
+  Round round;
+};
+struct StartFailed {  // of the store or the workers; nothing of them is left
+  Round round;
   std::string why;
   int exit_code = 0;
   bool permanent = false;  // a retry cannot mend it
@@ -62,7 +67,7 @@ struct Hopeless {     // whoever serves the endpoint will never talk to us
 struct StopRequest {  // a signal told us to stop; a second one means: now
   int signal = 0;
 };
-struct Paused {  // this process did not run for so long; nobody's time is to be counted
+struct Paused {  // this process did not run for so long until now; nobody's time is to be counted
   Duration gap{};
 };
 using NodeEvent = std::variant<rdzv::ServerMessage, Link, JoinFailed, RoundAccepted, WorkersStarted, StartFailed,
@@ -122,7 +127,9 @@ using NodeActions = std::vector<NodeAction>;
 // hold a node up no longer than this.
 inline constexpr std::chrono::seconds kKillLimit{
     40};  // from SIGKILL to the end of all workers; the group's own is 30 s
-inline constexpr std::chrono::seconds kDrainLimit{60};  // from the last worker's end to HurryDrain
+inline constexpr std::chrono::seconds kDrainLimit{60};  // from the last worker's end to HurryDrain, at least
+// What a wrapper ran has shutdown_timeout from the wrapper's end on, and then some time to be killed and read out.
+inline constexpr std::chrono::seconds kDrainMargin{15};
 inline constexpr std::chrono::seconds kHurryLimit{20};  // from HurryDrain to going on without it
 inline constexpr std::chrono::seconds kStartLimit{60};  // for each step of a start
 inline constexpr std::chrono::seconds kSayEarly{10};    // a worker ended with 0 and others run on: said after this
@@ -145,7 +152,9 @@ class NodeLife {
   std::string_view phase() const;  // "joining", "starting", ...
   bool ended() const { return std::holds_alternative<Ended>(phase_); }
   bool joining() const { return std::holds_alternative<Joining>(phase_); }
-  bool workers_may_live() const;  // between StartWorkers and WorkersDrained
+  // Between StartWorkers and WorkersDrained: somebody else has to end the workers if this process cannot. Not for what
+  // workers that are done have left (an upload).
+  bool workers_may_live() const;
   // The longest time from a StopRequest to End, whatever the workers, the rendezvous and the console do.
   std::chrono::milliseconds stop_bound() const;
 
@@ -173,7 +182,8 @@ class NodeLife {
   struct Joining {
     TimePoint since;
     std::optional<TimePoint> again_at;
-    std::string refused;  // the last refusal that time may change
+    std::string refused;  // what counts now: a refusal that time may change
+    bool said_refused = false;
   };
   struct Starting {
     enum class Step {
@@ -223,6 +233,7 @@ class NodeLife {
   JobOutcome ended_well(rdzv::DoneResult result, std::string_view how);
   void shift(Duration gap);
   TimePoint silent_until(TimePoint from, std::chrono::milliseconds limit) const;
+  std::chrono::milliseconds drain_limit() const;
   std::optional<TimePoint> deadline_of(const Joining& joining) const;
   std::optional<TimePoint> deadline_of(const Running& running) const;
   std::optional<TimePoint> deadline_of(const Waiting& waiting) const;
@@ -233,9 +244,10 @@ class NodeLife {
   void on_joining(Joining& joining, const rdzv::ServerMessage& message, TimePoint now);
   void accept(const Joining& joining, const rdzv::Assignment& assignment, TimePoint now);
   void on_starting(Starting& starting, const NodeEvent& event, TimePoint now);
+  void while_starting(Starting& starting, const NodeEvent& event, TimePoint now);
   void start(Starting& starting, TimePoint now);
   void run(Starting& starting, TimePoint now);
-  void start_failed(Starting& starting, const StartFailed& failed, TimePoint now);
+  void start_failed(Attempt attempt, const StartFailed& failed, TimePoint now);
   void tick_joining(Joining& joining, TimePoint now);
   void tick_starting(Starting& starting, TimePoint now);
 
@@ -260,7 +272,8 @@ class NodeLife {
   void kill_rest(Stopping& stopping, TimePoint now);
   void all_ended(Stopping& stopping, TimePoint now);
   void on_stopping(Stopping& stopping, const NodeEvent& event, TimePoint now);
-  void on_stopping(Stopping& stopping, const rdzv::ServerMessage& message);
+  void on_stopping(Stopping& stopping, const rdzv::ServerMessage& message, TimePoint now);
+  void limit_drain(Stopping& stopping, TimePoint now);
   void lease_over(Stopping& stopping, TimePoint now);
   void stop_again(Stopping& stopping, int signal, TimePoint now);
   void hurry(Stopping& stopping, TimePoint now);
@@ -276,6 +289,8 @@ class NodeLife {
   std::string host_;
   Phase phase_;
   Link link_;
+  TimePoint resumed_at_;  // when this process last came out of a pause
+  std::string hopeless_;  // why nobody will ever answer; "" = somebody may
   Round last_round_;
   bool started_before_ = false;
   NodeActions out_;

@@ -43,6 +43,10 @@ std::string what_is_wrong(const rdzv::Assignment& a, const NodeOptions& options)
 // --- joining ------------------------------------------------------------------------------------------------------
 
 void NodeLife::join(Round last_round, TimePoint now) {
+  if (!hopeless_.empty()) {
+    end(outcome_of(JobOutcome::Kind::unavailable, exit_code::kUnavailable, "rendezvous: " + hopeless_));
+    return;
+  }
   last_round_ = last_round;
   Joining joining;
   joining.since = now;
@@ -85,7 +89,7 @@ void NodeLife::on_joining(Joining& joining, const rdzv::ServerMessage& message, 
       end(outcome_of(JobOutcome::Kind::unavailable, exit_code::kUsage, why));
       return;
     }
-    if (joining.refused.empty()) {
+    if (!std::exchange(joining.said_refused, true)) {
       say(Say::Tone::warning, "the rendezvous refused, trying again: " + refusal->reason);
     }
     joining.refused = why;
@@ -114,6 +118,7 @@ void NodeLife::accept(const Joining& joining, const rdzv::Assignment& a, TimePoi
 void NodeLife::tick_joining(Joining& joining, TimePoint now) {
   if (joining.again_at && now >= *joining.again_at && now < joining.since + options_.times.join_timeout) {
     joining.again_at.reset();
+    joining.refused.clear();  // what counts is the next answer
     emit(BindAndJoin{last_round_, true});
     return;
   }
@@ -127,8 +132,9 @@ void NodeLife::tick_joining(Joining& joining, TimePoint now) {
 // --- starting -----------------------------------------------------------------------------------------------------
 
 void NodeLife::on_starting(Starting& starting, const NodeEvent& event, TimePoint now) {
-  if (std::holds_alternative<RoundAccepted>(event)) {
-    if (starting.step != Starting::Step::accepting) return;
+  const Round round = starting.attempt.assignment.round;
+  if (const auto* accepted = std::get_if<RoundAccepted>(&event)) {
+    if (starting.step != Starting::Step::accepting || accepted->round != round) return;
     const std::int64_t restart_count = starting.attempt.assignment.restart_count;
     const milliseconds pause =
         started_before_ ? backoff_before(restart_count, options_.restart_backoff) : milliseconds(0);
@@ -136,31 +142,48 @@ void NodeLife::on_starting(Starting& starting, const NodeEvent& event, TimePoint
     say(Say::Tone::info, fmt::format("waiting before the next attempt wait_ms={}", pause.count()));
     starting.step = Starting::Step::pausing;
     starting.deadline = now + pause;
-  } else if (std::holds_alternative<WorkersStarted>(event)) {
-    if (starting.step != Starting::Step::starting) return;
+  } else if (const auto* they_run = std::get_if<WorkersStarted>(&event)) {
+    if (starting.step != Starting::Step::starting || they_run->round != round) return;
     const rdzv::Assignment& a = starting.attempt.assignment;
     say(Say::Tone::info,
         fmt::format("started {} {} ranks={}..{} of {}", options_.nproc, options_.nproc == 1 ? "worker" : "workers",
                     a.first_rank.value, a.first_rank.value + options_.nproc - 1, a.world_size));
     run(starting, now);
   } else if (const auto* failed = std::get_if<StartFailed>(&event)) {
-    if (starting.step != Starting::Step::pausing) start_failed(starting, *failed, now);
+    if (starting.step != Starting::Step::pausing && failed->round == round)
+      start_failed(std::move(starting.attempt), *failed, now);
   } else if (starting.step == Starting::Step::starting) {
-    // Workers may live already: as if they did.
-    run(starting, now);
-    on_running(std::get<Running>(phase_), event, now);
+    while_starting(starting, event, now);
   } else if (const auto* request = std::get_if<StopRequest>(&event)) {
     emit(TellLeave{"it was stopped with " + signal_word(request->signal)});
     end(signalled_outcome(request->signal));
   } else if (std::holds_alternative<LeaseOver>(event)) {
     if (options_.on_silence == OnSilence::keep) return;
-    say(Say::Tone::warning, "the rendezvous is silent, this node may be cut off: joining again");
+    if (hopeless_.empty()) {
+      say(Say::Tone::warning, "the rendezvous is silent, this node may be cut off: joining again");
+    }
     conclude(std::move(starting.attempt), Again(), now);
   } else if (const auto* message = std::get_if<rdzv::ServerMessage>(&event)) {
     if (auto decided = decided_by(*message, starting.attempt)) {
       conclude(std::move(starting.attempt), std::move(*decided->verdict), now);
     }
   }
+}
+
+// The answer to StartWorkers is still to come, so workers may live: what would stop them if they ran, does.
+void NodeLife::while_starting(Starting& starting, const NodeEvent& event, TimePoint now) {
+  if (const auto* message = std::get_if<rdzv::ServerMessage>(&event)) {
+    auto decided = decided_by(*message, starting.attempt);
+    if (!decided) return;
+    decided->patience = options_.shutdown_timeout;
+    run(starting, now);
+    begin_stop(std::move(std::get<Running>(phase_).attempt), std::move(*decided), now);
+    return;
+  }
+  const bool lease_over = std::holds_alternative<LeaseOver>(event) && options_.on_silence == OnSilence::stop;
+  if (!lease_over && !std::holds_alternative<StopRequest>(event) && !std::holds_alternative<WorkerEnded>(event)) return;
+  run(starting, now);
+  on_running(std::get<Running>(phase_), event, now);
 }
 
 void NodeLife::start(Starting& starting, TimePoint now) {
@@ -176,9 +199,8 @@ void NodeLife::run(Starting& starting, TimePoint now) {
   phase_ = std::move(running);
 }
 
-void NodeLife::start_failed(Starting& starting, const StartFailed& failed, TimePoint now) {
+void NodeLife::start_failed(Attempt attempt, const StartFailed& failed, TimePoint now) {
   started_before_ = true;  // an attempt all the same: the next one has its pause
-  Attempt attempt = std::move(starting.attempt);
   OwnFailure failure;
   failure.record = blank_record(attempt);
   failure.record.message = fmt::format("{} cannot start its workers: {}", host_, failed.why);
@@ -200,7 +222,7 @@ void NodeLife::tick_starting(Starting& starting, TimePoint now) {
       StartFailed late;
       late.why = fmt::format("the workers' store was not ready within {} s", kStartLimit.count());
       late.exit_code = exit_code::kFailure;
-      return start_failed(starting, late, now);
+      return start_failed(std::move(starting.attempt), late, now);
     }
     case Starting::Step::starting:
       break;

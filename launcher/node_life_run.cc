@@ -22,13 +22,18 @@ constexpr std::size_t kNotes = 8;
 void NodeLife::on_running(Running& running, const NodeEvent& event, TimePoint now) {
   if (const auto* ended = std::get_if<WorkerEnded>(&event)) {
     on_worker_ended(running, *ended, now);
+  } else if (const auto* not_started = std::get_if<StartFailed>(&event)) {
+    // Something came between the start and its answer.
+    if (not_started->round == running.attempt.assignment.round) {
+      start_failed(std::move(running.attempt), *not_started, now);
+    }
   } else if (std::holds_alternative<LeaseOver>(event)) {
     if (options_.on_silence == OnSilence::keep) {
       say(Say::Tone::warning, "the rendezvous is silent: workers run on (--rdzv-conf on_silence=keep)");
       return;
     }
-    say(Say::Tone::warning,
-        "the rendezvous is silent, this node may be cut off: stopping its workers, then joining again");
+    say(Say::Tone::warning, std::string("the rendezvous is silent, this node may be cut off: stopping its workers") +
+                                (hopeless_.empty() ? ", then joining again" : ""));
     Stop stop;
     stop.signal = kSigTerm;
     stop.patience = std::min(options_.shutdown_timeout, kSilencePatience);
@@ -42,7 +47,8 @@ void NodeLife::on_running(Running& running, const NodeEvent& event, TimePoint no
     begin_stop(std::move(running.attempt), std::move(stop), now);
   } else if (const auto* hopeless = std::get_if<Hopeless>(&event)) {
     say(Say::Tone::error,
-        fmt::format("the rendezvous cannot be talked to any more: {}. Workers run on", hopeless->why));
+        fmt::format("the rendezvous cannot be talked to any more: {}. Workers run on {}", hopeless->why,
+                    options_.on_silence == OnSilence::keep ? "to their end" : "until the lease is over"));
   } else if (const auto* message = std::get_if<rdzv::ServerMessage>(&event)) {
     if (auto stop = decided_by(*message, running.attempt)) {
       stop->patience = options_.shutdown_timeout;
@@ -175,11 +181,16 @@ void NodeLife::tick_running(Running& running, TimePoint now) {
     running.said_early = true;
     const auto early = attempt.tally.early_finishers();
     std::vector<LocalRank> who;
-    for (const WorkerEnd* end : early) who.push_back(end->worker);
-    say(Say::Tone::info, fmt::format("{} ended with 0 at {}; {} run{} on",
-                                     ranks_text(who, attempt.assignment.first_rank), time_of_day(early.front()->time),
-                                     ranks_text(attempt.tally.running(), attempt.assignment.first_rank),
-                                     attempt.tally.running().size() == 1 ? "s" : ""));
+    auto first = early.front()->time;
+    for (const WorkerEnd* end : early) {
+      who.push_back(end->worker);
+      first = std::min(first, end->time);
+    }
+    say(Say::Tone::info,
+        fmt::format("{} ended with 0{} at {}; {} run{} on", ranks_text(who, attempt.assignment.first_rank),
+                    who.size() == 1 ? "" : ", the first", time_of_day(first),
+                    ranks_text(attempt.tally.running(), attempt.assignment.first_rank),
+                    attempt.tally.running().size() == 1 ? "s" : ""));
     return;
   }
   // The third deadline: the launcher that hosted the rendezvous is lost.

@@ -71,8 +71,18 @@ void NodeLife::kill_rest(Stopping& stopping, TimePoint now) {
 void NodeLife::all_ended(Stopping& stopping, TimePoint now) {
   if (stopping.step == Stopping::Step::hurried) return;
   stopping.step = Stopping::Step::draining;
-  stopping.deadline = now + kDrainLimit;
-  if (options_.wait_for_helpers && stopping.stop_signal == 0) stopping.deadline.reset();
+  stopping.deadline.reset();
+  limit_drain(stopping, now);
+}
+
+// Helpers of a job that is done may take their time if the user wants that; all others hold up somebody.
+void NodeLife::limit_drain(Stopping& stopping, TimePoint now) {
+  if (stopping.step != Stopping::Step::draining || stopping.deadline) return;
+  const auto* outcome = stopping.verdict ? std::get_if<JobOutcome>(&*stopping.verdict) : nullptr;
+  const bool ends_well = !stopping.verdict || (outcome != nullptr && (outcome->kind == JobOutcome::Kind::success ||
+                                                                      outcome->kind == JobOutcome::Kind::resume_me));
+  if (options_.wait_for_helpers && stopping.attempt.done && ends_well && stopping.stop_signal == 0) return;
+  stopping.deadline = now + drain_limit();
 }
 
 void NodeLife::on_stopping(Stopping& stopping, const NodeEvent& event, TimePoint now) {
@@ -83,18 +93,24 @@ void NodeLife::on_stopping(Stopping& stopping, const NodeEvent& event, TimePoint
     if (stopping.attempt.tally.all_ended()) all_ended(stopping, now);
   } else if (const auto* nothing_left = std::get_if<WorkersDrained>(&event)) {
     if (nothing_left->round == round) drained(stopping, now);
+  } else if (const auto* failed = std::get_if<StartFailed>(&event)) {
+    // The start that was under way when we were told to stop: there is nobody to be stopped.
+    if (failed->round != round) return;
+    say(Say::Tone::warning, "cannot start the workers: " + failed->why);
+    drained(stopping, now);
   } else if (std::holds_alternative<LeaseOver>(event)) {
     lease_over(stopping, now);
+    limit_drain(stopping, now);
   } else if (const auto* request = std::get_if<StopRequest>(&event)) {
     stop_again(stopping, request->signal, now);
   } else if (const auto* hopeless = std::get_if<Hopeless>(&event)) {
     say(Say::Tone::error, "the rendezvous cannot be talked to any more: " + hopeless->why);
   } else if (const auto* message = std::get_if<rdzv::ServerMessage>(&event)) {
-    on_stopping(stopping, *message);
+    on_stopping(stopping, *message, now);
   }
 }
 
-void NodeLife::on_stopping(Stopping& stopping, const rdzv::ServerMessage& message) {
+void NodeLife::on_stopping(Stopping& stopping, const rdzv::ServerMessage& message, TimePoint now) {
   if (stopping.stop_signal != 0) return;  // we go, whatever becomes of the job
   const bool decided = stopping.verdict.has_value();
   if (decided && std::holds_alternative<JobOutcome>(*stopping.verdict)) return;
@@ -105,6 +121,7 @@ void NodeLife::on_stopping(Stopping& stopping, const rdzv::ServerMessage& messag
   if (!stop) return;
   stopping.verdict = std::move(stop->verdict);
   stopping.operators_wish = stop->operators_wish;
+  limit_drain(stopping, now);
 }
 
 // Whatever they were promised, they must be dead before others may take their place.
@@ -171,8 +188,8 @@ void NodeLife::tick_stopping(Stopping& stopping, TimePoint now) {
       break;
     case Stopping::Step::draining:
       say(Say::Tone::warning,
-          fmt::format("the workers ended {} s ago, but their helpers or their output have not: no more patience",
-                      kDrainLimit.count()));
+          fmt::format("the workers have ended, but not their helpers or their output, for {} s: no more patience",
+                      std::chrono::duration_cast<std::chrono::seconds>(drain_limit()).count()));
       break;
     case Stopping::Step::hurried:
       say(Say::Tone::error, "something of the workers cannot be ended: it is left behind");
@@ -222,12 +239,12 @@ void NodeLife::on_waiting(Waiting& waiting, const NodeEvent& event, TimePoint no
   Attempt& attempt = waiting.attempt;
   if (const auto* request = std::get_if<StopRequest>(&event)) {
     emit(TellLeave{"it was stopped with " + signal_word(request->signal)});
-    conclude(
-        std::move(attempt),
-        attempt.tally.all_saved() ? ended_well(rdzv::DoneResult::resume_me, "") : signalled_outcome(request->signal),
-        now);
+    Verdict verdict = signalled_outcome(request->signal);
+    if (attempt.tally.all_saved()) verdict = ended_well(rdzv::DoneResult::resume_me, "");
+    conclude(std::move(attempt), std::move(verdict), now);
   } else if (std::holds_alternative<LeaseOver>(event)) {
     if (attempt.done || options_.on_silence == OnSilence::keep) return;
+    if (!hopeless_.empty()) return tick_waiting(waiting, now);  // there is nobody to join
     say(Say::Tone::warning, "the rendezvous is silent, this node may be cut off: joining again");
     conclude(std::move(attempt), Again(), now);
   } else if (const auto* hopeless = std::get_if<Hopeless>(&event)) {
@@ -244,7 +261,8 @@ void NodeLife::tick_waiting(Waiting& waiting, TimePoint now) {
     say(Say::Tone::warning,
         fmt::format("the rendezvous has been gone for {} s; the workers of this node are done, so it ends",
                     options_.times.close_timeout.count() / 1000.0));
-    conclude(std::move(attempt), ended_well(*attempt.done, "on this node"), now);
+    Verdict verdict = ended_well(*attempt.done, "on this node");
+    conclude(std::move(attempt), std::move(verdict), now);
     return;
   }
   if (!attempt.failure) return conclude(std::move(attempt), unreachable(), now);

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -23,6 +22,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/blocked_signals.h"
 #include "common/clock.h"
 #include "launcher/output_console.h"
 
@@ -79,19 +79,21 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
   const Console& console(Target target) const { return consoles_[target == Target::console_stdout ? 0 : 1]; }
 
   int add(Stream stream) {
+    start_thread();
     const int id = next_id_++;
     {
       const std::lock_guard lock(mutex_);
       ++open_streams_;
     }
-    auto pump = std::make_unique<Pump>();
+    auto pump = std::make_shared<Pump>();
     pump->id = id;
     pump->stream = std::move(stream);
-    command([this, raw = pump.release()] { take(std::unique_ptr<Pump>(raw)); });
+    command([this, pump] { take(pump); });
     return id;
   }
 
   void finish(int id, std::chrono::milliseconds limit) {
+    if (!thread_.joinable()) return;
     command([this, id, limit] {
       const auto found = pumps_.find(id);
       if (found == pumps_.end()) return;
@@ -146,31 +148,30 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
       }
     }
     thread_.join();
-    for (auto& run : commands_) run();  // frees what was never taken
     commands_.clear();
     pumps_.clear();
   }
 
  private:
+  // Throws std::system_error when there is no room for it; then nothing has changed.
+  void start_thread() {
+    if (thread_.joinable()) return;
+    wake_fd_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!wake_fd_) throw std::system_error(errno, std::generic_category());
+    epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+    if (!epoll_) throw std::system_error(errno, std::generic_category());
+    watch(wake_fd_.get(), EPOLLIN, kWakeId);
+    buffer_.resize(kReadBytes);
+    const BlockedSignals blocked;
+    thread_ = std::thread([self = shared_from_this()] { self->live(); });
+  }
+
   void command(std::function<void()> run) {
     {
       const std::lock_guard lock(mutex_);
       commands_.push_back(std::move(run));
     }
-    if (!thread_.joinable()) {
-      wake_fd_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-      epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
-      watch(wake_fd_.get(), EPOLLIN, kWakeId);
-      buffer_.resize(kReadBytes);
-      // Signals are the main thread's business.
-      sigset_t all, before;
-      ::sigfillset(&all);
-      ::pthread_sigmask(SIG_BLOCK, &all, &before);
-      thread_ = std::thread([self = shared_from_this()] { self->live(); });
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    } else {
-      wake();
-    }
+    wake();
   }
 
   void wake() {
@@ -227,13 +228,13 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     if (found != pumps_.end()) read_some(*found->second);
   }
 
-  void take(std::unique_ptr<Pump> pump) {
+  void take(std::shared_ptr<Pump> pump) {
     if (pump->stream.target != Target::none) {
       pump->console = &consoles_[pump->stream.target == Target::console_stdout ? 0 : 1];
       pump->mixer_id = pump->console->mixer.add(pump->stream.prefix);
     }
     watch(pump->stream.source.get(), EPOLLIN, static_cast<std::uint64_t>(pump->id));
-    pumps_.emplace(pump->id, std::move(pump));
+    pumps_.emplace(pump->id, pump);
   }
 
   // One read; level-triggered, so that a loud stream does not starve the others. False: nothing there now.
@@ -564,7 +565,7 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
   std::vector<char> buffer_;
   std::vector<char> buffer2_ = std::vector<char>(64 * 1024);
   std::array<Console, 2> consoles_;
-  std::map<int, std::unique_ptr<Pump>> pumps_;
+  std::map<int, std::shared_ptr<Pump>> pumps_;  // shared with the command that brings it
 };
 
 OutputHub::OutputHub(asio::any_io_executor executor, OutputPolicy policy, std::function<void(Ended)> on_ended,

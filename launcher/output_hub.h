@@ -52,6 +52,7 @@ class OutputHub {
   OutputHub(const OutputHub&) = delete;
   OutputHub& operator=(const OutputHub&) = delete;
 
+  // The first one starts the thread. Throws std::system_error when there is no room for that; the hub is as before.
   int add(Stream stream);
   // Its writers are dead: read to the end of file, but at most this long (someone who escaped may hold it), show the
   // rest, then report it as ended.

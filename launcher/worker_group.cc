@@ -30,9 +30,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr milliseconds kSourceLimit{500};  // a dead worker's pipe that somebody still holds
-constexpr seconds kKillLimit{30};          // SIGKILL does not reach a process in the kernel (state D)
-constexpr milliseconds kTracedLook{50};    // a dead worker that its tracer (strace, gdb) has not let go yet
+constexpr milliseconds kSourceLimit{500};      // a dead worker's pipe that somebody still holds
+constexpr milliseconds kHurriedPatience{500};  // with a console, and with output of an attempt that is given up
+constexpr milliseconds kTracedLook{50};        // a dead worker that its tracer (strace, gdb) has not let go yet
 constexpr seconds kTracedLimit{2};
 // Without the event loop: at a start that failed, and at the end of a group that nobody has drained.
 constexpr milliseconds kEndWorkers{1'000}, kEndHelpers{2'000}, kEndOutput{5'000};
@@ -111,7 +111,9 @@ void WorkerGroup::open_hub() {
   hub_.emplace(
       io_.get_executor(), options_.output, [this](OutputHub::Ended ended) { output_ended(std::move(ended)); },
       [](std::string problem) { log_warning("{}", problem); });
-  if (hub_->is_terminal(OutputHub::Target::console_stdout) || hub_->is_terminal(OutputHub::Target::console_stderr)) {
+  const bool terminal =
+      hub_->is_terminal(OutputHub::Target::console_stdout) || hub_->is_terminal(OutputHub::Target::console_stderr);
+  if (terminal && !std::exchange(follows_window_, true)) {
     window_signals_.add(SIGWINCH);
     wait_for_window_signal();
   }
@@ -119,14 +121,10 @@ void WorkerGroup::open_hub() {
 
 // The hub starts its thread with the first stream, for which there may be no room.
 Result<void> WorkerGroup::start_pumps(WorkerStdio& stdio) {
-  sigset_t mask;
-  ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
   try {
     stdio.start_pumps(*hub_);
     return {};
   } catch (const std::system_error& e) {
-    ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
-    hub_.reset();  // the next attempt gets another
     return start_error(e.code().value(), "cannot start the thread that moves the workers' output");
   }
 }
@@ -165,19 +163,19 @@ void WorkerGroup::add_listener(WorkerGroupListener* listener) { listeners_.push_
 // --- start
 
 Result<void> WorkerGroup::start(std::vector<WorkerSpec> specs) {
-  if (left_some_behind_) return Error(Errc::system, "a worker of the last attempt is stuck in the kernel");
-  if (alive_ > 0 || drain_ != Drain::told) {
-    return Error(Errc::invalid_argument, "the workers of the last attempt have not been drained");
-  }
+  if (alive_ > 0) return Error(Errc::system, "workers of the last attempt still run");
+  if (drain_ != Drain::told) give_up_drain();
   workers_.clear();
   exits_.clear();
   open_outputs_.clear();
   drain_ = Drain::no;
-  hurried_ = false;
+  if (std::exchange(hurried_, false) && hub_) hub_->set_console_patience(options_.output.console_patience);
   memory_.mark();
   if (options_.guard) options_.guard->look_after();
   token_ = options_.guard ? options_.guard->expect_workers() : make_job_token() + ".1";
   sweeper_.begin_attempt(token_);
+  // Drained like any other attempt: whoever asked for it waits for that.
+  if (left_some_behind_) return Error(Errc::system, "a worker of an earlier attempt is stuck in the kernel");
   if (auto started = start_all(std::move(specs)); !started) {
     end_now();
     exits_.clear();
@@ -187,6 +185,16 @@ Result<void> WorkerGroup::start(std::vector<WorkerSpec> specs) {
     for (auto* listener : listeners_) listener->on_start(worker->env, worker->pid);
   }
   return {};
+}
+
+// Whoever starts anew waits no longer for the last attempt: its helpers go now, and its output that is not out is lost.
+void WorkerGroup::give_up_drain() {
+  end_now();
+  if (!hub_) return;
+  for (auto& [rank, worker] : workers_) finish_output(*worker);
+  if (hub_->wait_until_ended(kHurriedPatience)) return;
+  log_warning("output of the last attempt's workers could not be written in time; the rest of it is lost");
+  hub_.reset();
 }
 
 Result<void> WorkerGroup::start_all(std::vector<WorkerSpec> specs) {
@@ -302,7 +310,7 @@ void WorkerGroup::kill(LocalRank rank) {
   worker.asked = worker.killed = true;
   // Its helpers follow when it is dead, but for those that clean up after it.
   signal_process(worker.pid, SIGKILL);
-  worker.timer.expires_after(kKillLimit);
+  worker.timer.expires_after(options_.kill_limit);
   worker.timer.async_wait(while_alive([this, weak = std::weak_ptr(found->second)](const boost::system::error_code& ec) {
     const auto stuck = weak.lock();
     if (!ec && stuck && !stuck->ended) leave_behind(*stuck);
@@ -434,7 +442,7 @@ void WorkerGroup::drain() {
 
 void WorkerGroup::hurry() {
   drain();
-  if (!std::exchange(hurried_, true) && hub_) hub_->set_console_patience(milliseconds(500));
+  if (!std::exchange(hurried_, true) && hub_) hub_->set_console_patience(kHurriedPatience);
   sweeper_.hurry();
 }
 
@@ -538,7 +546,7 @@ void WorkerGroup::wait_for_child_signal() {
 void WorkerGroup::wait_for_window_signal() {
   window_signals_.async_wait(while_alive([this](const boost::system::error_code& ec, int) {
     if (ec) return;
-    hub_->copy_window_size();
+    if (hub_) hub_->copy_window_size();
     // They have no controlling terminal that would send it.
     for (auto& [rank, worker] : workers_) {
       if (!worker->ended) send(*worker, SIGWINCH, SignalScope::group);

@@ -64,6 +64,9 @@ struct WorkerEvidence {
 
 enum class SignalScope { worker, group };  // the worker process alone, or its whole process group
 
+// SIGKILL does not reach a process in the kernel (state D): then it is left behind.
+inline constexpr std::chrono::seconds kWorkerKillLimit{30};
+
 struct WorkerGroupOptions {
   InheritedSignals inherited;  // as main() found them
   OutputPolicy output;
@@ -77,6 +80,7 @@ struct WorkerGroupOptions {
   std::size_t recorder_bytes = 0;   // > 0: a memfd of this size per worker, kept by us beyond its death
   std::string proc_root = "/proc";  // for tests
   std::string cgroup_root = "/sys/fs/cgroup";
+  std::chrono::seconds kill_limit = kWorkerKillLimit;
   bool use_cgroup = true;  // a control group of its own for the workers where one can be made
 };
 
@@ -112,12 +116,13 @@ class WorkerGroup {
   // Starts all. On failure those already started are killed and reaped and the first error is returned: not_found (the
   // program or its interpreter does not exist), not_executable, unsupported (the kernel or a sandbox lacks a call),
   // exhausted (a limit on processes, descriptors or memory), system, invalid_argument.
-  // The last attempt must have been drained before.
+  // No worker of the last attempt may run any more. If it has not been drained, that is cut short (bounded, without
+  // on_drained()).
   Result<void> start(std::vector<WorkerSpec> workers);
   // Sends `signal` and marks the worker's end as stopped_by_us. A stopped (SIGSTOP) worker goes on, to hear it.
   void ask_to_stop(LocalRank worker, int signal, SignalScope scope);
-  // SIGKILL to it and, when it is dead, to its helpers. One that is stuck in the kernel is left behind 30 s later: its
-  // on_exit() says so, and no further start() is possible.
+  // SIGKILL to it and, when it is dead, to its helpers. One that is stuck in the kernel is left behind after
+  // options.kill_limit: its on_exit() says so, and no further start() is possible.
   void kill(LocalRank worker);
   void forward(int signal);  // to all that run, by options.signal_scope; the job goes on
   // No more starts in this attempt: when all workers have ended, their helpers are ended by the leftovers policy, then
@@ -150,6 +155,7 @@ class WorkerGroup {
   void judge_memory(Worker& worker, const siginfo_t& info);
   void leave_behind(Worker& worker);
   void end_now();
+  void give_up_drain();
   void send(Worker& worker, int signal, SignalScope scope);
 
   SweeperOptions sweeper_options();
@@ -181,6 +187,7 @@ class WorkerGroup {
   bool hurried_ = false;
   bool left_some_behind_ = false;
   bool said_no_recorder_ = false;
+  bool follows_window_ = false;
   std::shared_ptr<const bool> alive_token_ = std::make_shared<const bool>(true);  // handlers look whether we are gone
 };
 

@@ -19,17 +19,27 @@ if "say" in words:
     sys.stdout.write(f"out {rank} one\n")
     sys.stderr.write(f"err {rank} two\n")
     sys.stdout.write(f"out {rank} three\n")
+
+
+def wait_for_the_others():
+    """A launcher that is quick ends them before they have said what they got."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end and len([f for f in os.listdir(directory) if f.endswith(f".{attempt}.json")]) < int(
+            os.environ["WORLD_SIZE"]):
+        time.sleep(0.01)
+
+
 for word in words:
     if word == f"exit={rank}" or word == "exit":
         sys.exit(3)
     if word.startswith(f"exit-{rank}="):
+        wait_for_the_others()
         sys.exit(int(word.partition("=")[2]))
     if word.startswith(f"kill-{rank}="):
+        wait_for_the_others()
         os.kill(os.getpid(), getattr(signal, word.partition("=")[2]))
     if word == "fail-once" and attempt == "0":  # the last rank fails when all have said what they got
-        last = int(os.environ["WORLD_SIZE"]) - 1
-        while rank == str(last) and len(os.listdir(directory)) <= last:
-            time.sleep(0.01)
-        if rank == str(last):
+        if rank == str(int(os.environ["WORLD_SIZE"]) - 1):
+            wait_for_the_others()
             sys.exit(5)
         time.sleep(600)

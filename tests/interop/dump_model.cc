@@ -35,12 +35,12 @@ engine::ModelConfig config_from(const std::string& name, std::map<std::string, s
   engine::ModelConfig c;
   c.name = name;
   const std::map<std::string, std::int64_t*> numbers = {
-      {"outputs", &c.outputs},    {"width", &c.width},
-      {"channels", &c.channels},  {"image_size", &c.image_size},
-      {"inputs", &c.inputs},      {"vocabulary", &c.vocabulary},
-      {"context", &c.context},    {"sequence_length", &c.sequence_length},
-      {"layers", &c.layers},      {"heads", &c.heads},
-      {"embedding", &c.embedding}};
+      {"outputs", &c.outputs},         {"width", &c.width},
+      {"channels", &c.channels},       {"image_size", &c.image_size},
+      {"inputs", &c.inputs},           {"vocabulary", &c.gpt2.vocabulary},
+      {"context", &c.gpt2.context},    {"sequence_length", &c.gpt2.sequence_length},
+      {"layers", &c.gpt2.layers},      {"heads", &c.gpt2.heads},
+      {"embedding", &c.gpt2.embedding}};
   for (const auto& [key, place] : numbers) {
     if (keys.contains(key)) *place = std::atoll(keys[key].c_str());
   }

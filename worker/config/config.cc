@@ -37,13 +37,13 @@ void read_model(ConfigSection section, TrainerConfig& config) {
                      : activation == "silu" ? engine::Activation::silu
                                             : engine::Activation::relu;
   model.width = section.integer("width", 64, 1, 65536);
-  model.vocabulary = section.integer("vocabulary", 50257, 2, 65536);
-  model.context = section.integer("context", 1024, 1, 1 << 20);
-  model.layers = section.integer("layers", 12, 1, 1000);
-  model.heads = section.integer("heads", 12, 1, 1000);
-  model.embedding = section.integer("embedding", 768, 1, 1 << 20);
-  model.dropout = section.real("dropout", 0, 0, 0.999);
-  config.weights = section.path("weights", "");
+  model.gpt2.vocabulary = section.integer("vocabulary", 50257, 2, 65536);
+  model.gpt2.context = section.integer("context", 1024, 1, 1 << 20);
+  model.gpt2.layers = section.integer("layers", 12, 1, 1000);
+  model.gpt2.heads = section.integer("heads", 12, 1, 1000);
+  model.gpt2.embedding = section.integer("embedding", 768, 1, 1 << 20);
+  model.gpt2.dropout = section.real("dropout", 0, 0, 0.999);
+  config.train.weights = section.path("weights", "");
   config.train.frozen = section.texts("frozen", {});
 }
 
@@ -132,10 +132,10 @@ void read_loss(ConfigSection section, engine::LossConfig& loss) {
 }
 
 void read_optimizer(ConfigSection section, TrainerConfig& config) {
-  optim::OptimizerConfig& optimizer = config.optimizer;
+  optim::OptimizerConfig& optimizer = config.update.optimizer;
   const std::string name = section.choice("name", "sgd", {"sgd", "adamw"});
   optimizer.kind = name == "adamw" ? optim::OptimizerKind::adamw : optim::OptimizerKind::sgd;
-  config.schedule.lr = section.real("lr", 0.1, 0, kHuge);
+  config.update.schedule.lr = section.real("lr", 0.1, 0, kHuge);
   optimizer.momentum = section.real("momentum", 0, 0, 1);
   optimizer.dampening = section.real("dampening", 0, 0, 1);
   optimizer.weight_decay = section.real("weight_decay", 0, 0, kHuge);
@@ -152,7 +152,7 @@ void read_optimizer(ConfigSection section, TrainerConfig& config) {
     optimizer.beta2 = betas[1];
   }
   optimizer.eps = section.real("eps", 1e-8, 0, 1);
-  config.clip_grad_norm = section.real("clip_grad_norm", 0, 0, kHuge);
+  config.update.clip_grad_norm = section.real("clip_grad_norm", 0, 0, kHuge);
 }
 
 // Values that each may be right and together do not do what their names say.
@@ -238,12 +238,13 @@ void check_model(ConfigSection root, const TrainerConfig& config) {
   ConfigSection data_section = root.section("data");
   const bool resnet = model.name.rfind("resnet", 0) == 0;
   const bool gpt = model.name == "gpt2";
-  if (gpt && model.embedding % model.heads != 0) {
-    model_section.error("embedding", fmt::format("{} is no multiple of model.heads {}", model.embedding, model.heads));
+  if (gpt && model.gpt2.embedding % model.gpt2.heads != 0) {
+    model_section.error("embedding",
+                        fmt::format("{} is no multiple of model.heads {}", model.gpt2.embedding, model.gpt2.heads));
   }
-  if (gpt && data.sequence_length > model.context) {
+  if (gpt && data.sequence_length > model.gpt2.context) {
     data_section.error("sequence_length",
-                       fmt::format("{} is above model.context {}", data.sequence_length, model.context));
+                       fmt::format("{} is above model.context {}", data.sequence_length, model.gpt2.context));
   }
   if (gpt != (data.format == "tokens") && data.format != "synthetic") {
     data_section.error("format", fmt::format("model {} does not fit {} data: one has tokens, the other numbers",
@@ -271,7 +272,7 @@ void check_frozen(ConfigSection section, const TrainerConfig& config) {
   if (config.train.frozen.empty()) return;
   engine::ModelConfig model = config.model;
   model.inputs = std::max<std::int64_t>(model.inputs, 1);
-  if (model.name == "gpt2") model.sequence_length = 1;
+  if (model.name == "gpt2") model.gpt2.sequence_length = 1;
   auto built = engine::build_model(model, {}, 1);
   if (!built) return;  // said with better words elsewhere
   for (const std::string& pattern : config.train.frozen) {
@@ -315,20 +316,20 @@ void find_idle_keys(ConfigSection root, const TrainerConfig& config) {
     no_effect(data, {"sequence_length"}, with_format);
   if (format == "tokens" || format == "synthetic") no_effect(data, {"normalize", "augment"}, with_format);
   ConfigSection optimizer = root.section("optimizer");
-  if (config.optimizer.kind == optim::OptimizerKind::sgd) {
+  if (config.update.optimizer.kind == optim::OptimizerKind::sgd) {
     no_effect(optimizer, {"betas", "eps"}, "they are for adamw, not sgd");
   } else {
     no_effect(optimizer, {"momentum", "dampening", "nesterov"}, "they are for sgd, not adamw");
   }
   ConfigSection schedule = root.section("schedule", "name");
-  const optim::ScheduleKind kind = config.schedule.kind;
+  const optim::ScheduleKind kind = config.update.schedule.kind;
   const bool falls = kind == optim::ScheduleKind::cosine || kind == optim::ScheduleKind::linear;
   const bool steps = kind == optim::ScheduleKind::step || kind == optim::ScheduleKind::multi_step;
   if (!falls) no_effect(schedule, {"min_lr", "total_steps"}, "they are for cosine and linear");
   if (kind != optim::ScheduleKind::step) no_effect(schedule, {"step_size"}, "it is for step");
   if (kind != optim::ScheduleKind::multi_step) no_effect(schedule, {"milestones"}, "they are for multi_step");
   if (!steps) no_effect(schedule, {"gamma"}, "it is for step and multi_step");
-  if (config.schedule.warmup_steps == 0) no_effect(schedule, {"warmup_factor"}, "warmup_steps is 0");
+  if (config.update.schedule.warmup_steps == 0) no_effect(schedule, {"warmup_factor"}, "warmup_steps is 0");
   if (!config.precision.scale_loss) {
     no_effect(root.section("precision"), {"init_scale", "growth_interval"}, "the loss is not scaled (loss_scaling)");
   }
@@ -346,7 +347,7 @@ TrainerConfig read_all(ConfigSection root) {
   read_data(root.section("data"), config.data);
   read_loss(root.section("loss", "name"), config.loss);
   read_optimizer(root.section("optimizer"), config);
-  read_schedule(root.section("schedule", "name"), config.schedule);
+  read_schedule(root.section("schedule", "name"), config.update.schedule);
   check_model(root, config);
   check_frozen(root.section("model"), config);
   read_train(root.section("train"), config.train);

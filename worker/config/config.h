@@ -60,6 +60,7 @@ struct TrainConfig {
   OnNan on_nan = OnNan::stop;
   std::int64_t memory_limit_mb = 0;  // 0: none
   std::chrono::milliseconds step_delay{0};
+  std::string weights;              // model.weights: a safetensors file of initial ones; empty: from the seed
   std::vector<std::string> frozen;  // glob patterns of parameter names
 };
 
@@ -98,15 +99,19 @@ struct OutputConfig {  // empty: not written
   std::string metrics, params, indices, tensorboard;
 };
 
-struct TrainerConfig {
-  engine::ModelConfig model;
-  bool outputs_given = false;  // model.outputs stands in the file; else it follows from the data
-  std::string weights;         // safetensors file of initial weights; empty: initialised from the seed
-  DataConfig data;
-  engine::LossConfig loss;
+// How gradients become new parameters: keys of `optimizer` and `schedule`.
+struct UpdateConfig {
   optim::OptimizerConfig optimizer;
   double clip_grad_norm = 0;  // 0: no clipping
   optim::Schedule schedule;   // total_steps 0: follows from the run's length
+};
+
+struct TrainerConfig {
+  engine::ModelConfig model;
+  bool outputs_given = false;  // model.outputs stands in the file; else it follows from the data
+  DataConfig data;
+  engine::LossConfig loss;
+  UpdateConfig update;
   TrainConfig train;
   DdpConfig ddp;
   PrecisionConfig precision;

@@ -99,19 +99,19 @@ void initialise_resnet(const ModelConfig& config, Initialiser& init) {
 // Hugging Face's constructor draws everything, then draws everything again by its own rules, and the projections into
 // the residual stream a third time. Only the last numbers stay.
 void initialise_gpt2(const ModelConfig& config, Initialiser& init) {
-  const double narrow = 0.02 / std::sqrt(2.0 * static_cast<double>(config.layers));
+  const double narrow = 0.02 / std::sqrt(2.0 * static_cast<double>(config.gpt2.layers));
   const char* const matrices[] = {".attn.c_attn.weight", ".attn.c_proj.weight", ".mlp.c_fc.weight",
                                   ".mlp.c_proj.weight"};
   auto layer_name = [](std::int64_t layer) { return "transformer.h." + std::to_string(layer); };
   const std::string tokens = "transformer.wte.weight", positions = "transformer.wpe.weight";
   init.skip_normal(tokens);
   init.skip_normal(positions);
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+  for (std::int64_t layer = 0; layer < config.gpt2.layers; ++layer) {
     for (const char* matrix : matrices) init.skip_normal(layer_name(layer) + matrix);
   }
   init.normal(tokens, 0.02);
   init.normal(positions, 0.02);
-  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+  for (std::int64_t layer = 0; layer < config.gpt2.layers; ++layer) {
     for (const char* matrix : matrices) {
       const std::string name = layer_name(layer) + matrix;
       const bool into_residual = name.ends_with(".c_proj.weight");

@@ -30,19 +30,22 @@ Result<void> check(const ModelConfig& c, const LossConfig& loss) {
   }
   if (c.name == "gpt2") {
     if (loss.kind == LossKind::mse) return need(false, "wants the loss cross_entropy, not mse");
-    if (auto r = need(c.layers > 0 && c.heads > 0 && c.embedding > 0 && c.vocabulary > 0, "sizes must be positive");
+    if (auto r = need(c.gpt2.layers > 0 && c.gpt2.heads > 0 && c.gpt2.embedding > 0 && c.gpt2.vocabulary > 0,
+                      "sizes must be positive");
         !r) {
       return r;
     }
-    if (auto r = need(c.embedding % c.heads == 0,
-                      fmt::format("embedding {} is no multiple of heads {}", c.embedding, c.heads));
+    if (auto r = need(c.gpt2.embedding % c.gpt2.heads == 0,
+                      fmt::format("embedding {} is no multiple of heads {}", c.gpt2.embedding, c.gpt2.heads));
         !r) {
       return r;
     }
-    if (auto r = need(c.dropout >= 0 && c.dropout < 1, fmt::format("dropout {} is not in [0, 1)", c.dropout)); !r)
+    if (auto r =
+            need(c.gpt2.dropout >= 0 && c.gpt2.dropout < 1, fmt::format("dropout {} is not in [0, 1)", c.gpt2.dropout));
+        !r)
       return r;
-    return need(c.sequence_length > 0 && c.sequence_length <= c.context,
-                fmt::format("sequence_length {} is not in 1..{} (context)", c.sequence_length, c.context));
+    return need(c.gpt2.sequence_length > 0 && c.gpt2.sequence_length <= c.gpt2.context,
+                fmt::format("sequence_length {} is not in 1..{} (context)", c.gpt2.sequence_length, c.gpt2.context));
   }
   return need(false, "unknown; known are linear, mlp, resnet18, resnet50, gpt2");
 }

@@ -27,23 +27,27 @@ enum class Activation : std::uint8_t { relu, gelu, silu };
 
 enum class Init : std::uint8_t { standard, zeros };
 
+struct Gpt2Config {
+  std::int64_t vocabulary = 50257;
+  std::int64_t context = 1024;          // rows of the position table
+  std::int64_t sequence_length = 1024;  // tokens per sample, <= context
+  std::int64_t layers = 12, heads = 12, embedding = 768;
+  double dropout = 0;
+};
+
 // One struct for all models; which fields count is said beside them.
 struct ModelConfig {
   std::string name = {};  // linear | mlp | resnet18 | resnet50 | gpt2
   Init init = Init::standard;
-  std::int64_t inputs = 0;                                // linear, mlp: features per sample
-  std::int64_t outputs = 10;                              // linear, mlp, resnet: classes or regression outputs
-  std::vector<std::int64_t> hidden = {};                  // mlp: widths of the hidden layers
-  Activation activation = Activation::relu;               // mlp: between its layers
-  Stem stem = Stem::imagenet;                             // resnet
-  std::int64_t width = 64;                                // resnet: channels of the first stage
-  std::int64_t channels = 3;                              // resnet
-  std::int64_t image_size = 224;                          // resnet: height and width
-  std::int64_t vocabulary = 50257;                        // gpt2
-  std::int64_t context = 1024;                            // gpt2: rows of the position table
-  std::int64_t sequence_length = 1024;                    // gpt2: tokens per sample, <= context
-  std::int64_t layers = 12, heads = 12, embedding = 768;  // gpt2
-  double dropout = 0;                                     // gpt2
+  std::int64_t inputs = 0;                   // linear, mlp: features per sample
+  std::int64_t outputs = 10;                 // linear, mlp, resnet: classes or regression outputs
+  std::vector<std::int64_t> hidden = {};     // mlp: widths of the hidden layers
+  Activation activation = Activation::relu;  // mlp: between its layers
+  Stem stem = Stem::imagenet;                // resnet
+  std::int64_t width = 64;                   // resnet: channels of the first stage
+  std::int64_t channels = 3;                 // resnet
+  std::int64_t image_size = 224;             // resnet: height and width
+  Gpt2Config gpt2 = {};
 };
 
 // A recorded model for one batch size.

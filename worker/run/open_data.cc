@@ -14,7 +14,7 @@ Result<std::unique_ptr<data::Dataset>> open_part(const TrainerConfig& config, bo
   options.paths = training ? config.data.train : config.data.validation;
   options.target = config.loss.kind == engine::LossKind::mse ? data::TargetKind::values : data::TargetKind::classes;
   if (config.model.name == "gpt2") {
-    options.classes = config.model.vocabulary;
+    options.classes = config.model.gpt2.vocabulary;
   } else if (config.outputs_given) {
     options.classes = config.model.outputs;
   }
@@ -47,7 +47,7 @@ Result<void> fit_model(TrainerConfig& config, const data::SampleSpec& spec) {
                                                      model.name, config.data.format));
   }
   if (token_model) {
-    model.sequence_length = config.data.sequence_length;
+    model.gpt2.sequence_length = config.data.sequence_length;
     return {};
   }
   if (image_model) {

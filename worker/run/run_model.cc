@@ -82,11 +82,11 @@ Result<void> open_model(TrainerConfig& config, Ranks& ranks, std::chrono::millis
   }
   model.store = std::move(*store);
   engine::initialise(config.model, *model.store, config.train.seed);
-  if (!config.weights.empty() && ranks.is_root()) {
+  if (!config.train.weights.empty() && ranks.is_root()) {
     auto file = within<checkpoint::SafetensorsFile>(
-        read_limit, "the file", [path = config.weights] { return checkpoint::SafetensorsFile::open(path); });
+        read_limit, "the file", [path = config.train.weights] { return checkpoint::SafetensorsFile::open(path); });
     if (!file) return std::move(file).error().with_context("model.weights");
-    auto loaded = load_weights(*file, config.weights, *model.store);
+    auto loaded = load_weights(*file, config.train.weights, *model.store);
     if (!loaded) return std::move(loaded).error().with_context("model.weights");
   }
   model.plans = std::make_unique<Plans>(config.model, config.loss, *model.store, config.train.activation_checkpointing);
@@ -114,7 +114,7 @@ Result<void> connect_model(const TrainerConfig& config, Ranks& ranks, std::int64
   for (const ddp::ParamId id : order) {
     model.store->set_gradient(engine::ParamId{id}, model.reducer->gradient_bytes(id));
   }
-  auto optimizer = optim::Optimizer::create(config.optimizer, *model.store);
+  auto optimizer = optim::Optimizer::create(config.update.optimizer, *model.store);
   if (optimizer) model.optimizer = std::move(*optimizer);
   return ranks.check_on_all(optimizer ? Result<void>() : Result<void>(optimizer.error()));
 }

@@ -53,16 +53,17 @@ Traits traits_of(const TrainerConfig& c, const RunData& data) {
   add("model.activation", static_cast<int>(c.model.activation));
   add("loss", fmt::format("kind {} label_smoothing {} ignore_index {}", static_cast<int>(c.loss.kind),
                           c.loss.label_smoothing, c.loss.ignore_index));
-  const optim::OptimizerConfig& o = c.optimizer;
+  const optim::OptimizerConfig& o = c.update.optimizer;
   add("optimizer", fmt::format("kind {} momentum {} dampening {} weight_decay {} nesterov {} betas {} {} eps {}",
                                static_cast<int>(o.kind), o.momentum, o.dampening, o.weight_decay, o.nesterov, o.beta1,
                                o.beta2, o.eps));
-  add("optimizer.lr", c.schedule.lr);
-  add("optimizer.clip_grad_norm", c.clip_grad_norm);
-  add("schedule", fmt::format("kind {} warmup {} from {} min_lr {} total {} step_size {} gamma {} milestones {}",
-                              static_cast<int>(c.schedule.kind), c.schedule.warmup_steps, c.schedule.warmup_factor,
-                              c.schedule.min_lr, c.schedule.total_steps, c.schedule.step_size, c.schedule.gamma,
-                              fmt::join(c.schedule.milestones, " ")));
+  add("optimizer.lr", c.update.schedule.lr);
+  add("optimizer.clip_grad_norm", c.update.clip_grad_norm);
+  add("schedule",
+      fmt::format("kind {} warmup {} from {} min_lr {} total {} step_size {} gamma {} milestones {}",
+                  static_cast<int>(c.update.schedule.kind), c.update.schedule.warmup_steps,
+                  c.update.schedule.warmup_factor, c.update.schedule.min_lr, c.update.schedule.total_steps,
+                  c.update.schedule.step_size, c.update.schedule.gamma, fmt::join(c.update.schedule.milestones, " ")));
   add("train.epochs", c.train.epochs);
   add("train.max_steps", c.train.max_steps);
   add("train.accumulate", c.train.accumulate);

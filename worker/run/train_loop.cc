@@ -70,7 +70,7 @@ class TrainLoop {
   }
   double learning_rate() const {
     const checkpoint::TrainState& at = state_;
-    return config_.schedule.at(pace_->schedule_position(at.step, at.epoch, at.cursor));
+    return config_.update.schedule.at(pace_->schedule_position(at.step, at.epoch, at.cursor));
   }
   // While one rank reads or writes files the others wait for it much longer than for a gradient.
   std::chrono::milliseconds file_timeout() const {
@@ -108,12 +108,12 @@ class TrainLoop {
 void TrainLoop::plan_length() {
   const std::int64_t share = data_.sampler->samples_per_rank();
   steps_per_epoch_ = (share + step_.samples_per_rank() - 1) / step_.samples_per_rank();
-  const RunBounds bounds{config_.train.epochs, config_.train.max_steps, config_.schedule.total_steps};
+  const RunBounds bounds{config_.train.epochs, config_.train.max_steps, config_.update.schedule.total_steps};
   const EpochShape here{step_.samples_per_rank() * ranks_.world_size(), steps_per_epoch_};
   pace_.emplace(bounds, here, EpochShape{state_.schedule_batch, state_.schedule_epoch});
   state_.schedule_batch = pace_->begun().batch;
   state_.schedule_epoch = pace_->begun().steps;
-  config_.schedule.total_steps = pace_->schedule_total();
+  config_.update.schedule.total_steps = pace_->schedule_total();
 }
 
 // All files that the run writes: what cannot be written is found before the first step.

@@ -207,7 +207,7 @@ Result<void> TrainStep::update(double own_loss, double lr, StepResult& result) {
   if (!result.skipped) {
     optim::GradientFactors factors;
     factors.unscale = model_.scaler.inverse();
-    factors.clip = optim::clip_factor(gradients.norm, config_.clip_grad_norm);
+    factors.clip = optim::clip_factor(gradients.norm, config_.update.clip_grad_norm);
     model_.optimizer->step(lr, factors);
   }
   if (scaled) model_.scaler.update(result.skipped);

@@ -51,13 +51,9 @@ double cpu_seconds() {
 engine::ModelConfig preset(const std::string& name) {
   if (name == "mlp") return {.name = "mlp", .inputs = 784, .outputs = 10, .hidden = {512, 512}};
   if (name == "gpt2") {
-    return {.name = "gpt2",
-            .vocabulary = 65,
-            .context = 256,
-            .sequence_length = 256,
-            .layers = 6,
-            .heads = 6,
-            .embedding = 384};
+    return {
+        .name = "gpt2",
+        .gpt2 = {.vocabulary = 65, .context = 256, .sequence_length = 256, .layers = 6, .heads = 6, .embedding = 384}};
   }
   if (name == "resnet18") return {.name = "resnet18", .outputs = 1000, .image_size = 224};
   if (name == "resnet18_32") {
@@ -110,7 +106,7 @@ int run(int argc, char** argv) {
   std::vector<std::int32_t> tokens(input.size()),
       target(static_cast<std::size_t>(model.graph.shape(model.target).count()));
   for (float& x : input) x = normal(random);
-  const auto classes = static_cast<unsigned>(name == "gpt2" ? config.vocabulary : config.outputs);
+  const auto classes = static_cast<unsigned>(name == "gpt2" ? config.gpt2.vocabulary : config.outputs);
   for (auto& t : tokens) t = static_cast<std::int32_t>(random() % classes);
   for (auto& t : target) t = static_cast<std::int32_t>(random() % classes);
 

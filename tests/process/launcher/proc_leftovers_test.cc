@@ -222,9 +222,13 @@ class Tracer {
     }
   }
   ~Tracer() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
+    end();
     for (const int fd : {to_[0], to_[1], from_[0], from_[1]}) ::close(fd);
+  }
+  void end() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(std::exchange(pid_, -1), nullptr, 0);
   }
   bool seize(pid_t traced) {
     char done = 'n';
@@ -287,6 +291,46 @@ TEST(Leftovers, AWorkerThatItsTracerKeepsHasEnded) {
   const auto exits = finish(harness, *group);
   ASSERT_EQ(exits.size(), 1u);
   EXPECT_EQ(exits[0].status.signal, SIGKILL);
+}
+
+// A zombie that its tracer keeps and that /proc does not show is what a process is that hangs in the kernel.
+TEST(Leftovers, AfterAWorkerThatIsStuckAStartIsRefusedAndDrained) {
+  Harness harness;
+  harness.options.use_cgroup = false;
+  harness.options.proc_root = harness.folder.path();
+  harness.options.kill_limit = seconds(0);
+  Tracer tracer;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("exec sleep 600", 1)));
+  if (!tracer.seize(group->group().pids().at(0))) GTEST_SKIP() << "nothing may be traced here";
+  group->group().kill(LocalRank(0));
+  const auto exits = finish(harness, *group);
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_TRUE(exits[0].left_behind);
+  const auto again = group->start(harness.workers("exit 0", 1));
+  ASSERT_FALSE(again);
+  EXPECT_NE(again.error().message().find("stuck in the kernel"), std::string::npos) << again.error().message();
+  EXPECT_TRUE(finish(harness, *group).empty());
+  tracer.end();
+  EXPECT_EQ(::waitpid(exits[0].pid, nullptr, 0), exits[0].pid);
+}
+
+asio::awaitable<void> first_exit(PatientGroup& group) { co_await group.next_exit(); }
+
+TEST(Leftovers, AStartDoesNotWaitForADrainThatNobodyHurried) {
+  Harness harness;
+  harness.options.leftovers = Leftovers::wait;
+  harness.options.use_cgroup = false;
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("setsid sleep 600 & echo $! >$T/pid", 1)));
+  group->group().drain();
+  run(harness.io, first_exit(*group));
+  ASSERT_TRUE(group->start(harness.workers("echo second; exit 4", 1)));
+  EXPECT_TRUE(is_dead(pid_in(harness.folder / "pid")));
+  const auto exits = finish(harness, *group);
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].status.code, 4);
+  EXPECT_EQ(harness.console_out(), "second\n");
 }
 
 }  // namespace

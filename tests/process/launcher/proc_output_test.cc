@@ -215,6 +215,34 @@ TEST(Output, ConsoleThatTakesNothingIsGivenUpAtTheEnd) {
   EXPECT_EQ(exits.size(), 1u);
 }
 
+TEST(Output, TheNextAttemptHasItsPatienceBack) {
+  Harness harness;
+  StuckConsole console;
+  ::close(harness.options.output.console_stdout);
+  harness.options.output.console_stdout = ::dup(console.ends[1]);
+  harness.options.output.console_patience = seconds(600);
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers("exit 0", 1)));
+  group->group().hurry();
+  finish(harness, *group);
+  ASSERT_TRUE(group->start(harness.workers("head -c 150000 /dev/zero; : >$T/written", 1)));
+  std::size_t got = 0;
+  std::thread reader([&] {
+    eventually([&] { return ::access((harness.folder / "written").c_str(), F_OK) == 0; });
+    std::this_thread::sleep_for(milliseconds(1'000));  // longer than hurry()'s patience
+    char bytes[4096];
+    for (ssize_t n; got < 150'000 && (n = ::read(console.ends[0], bytes, sizeof bytes)) > 0;) {
+      got += static_cast<std::size_t>(n);
+    }
+  });
+  finish(harness, *group);
+  group.reset();
+  ::close(std::exchange(console.ends[1], -1));
+  ::close(std::exchange(harness.options.output.console_stdout, -1));
+  reader.join();
+  EXPECT_EQ(got, 150'000u);
+}
+
 TEST(Output, PipeHeldByAnEscapedProcessDoesNotHoldUpTheEnd) {
   Harness harness;
   harness.options.use_cgroup = false;

@@ -4,8 +4,10 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "launcher/kill_tree.h"
 #include "tests/support/proc_deny.h"
 #include "tests/support/proc_support.h"
 
@@ -68,37 +70,85 @@ TEST(StartAtALimit, NamesTheLimitOnProcesses) {
   });
 }
 
-// At every number of free descriptors: it starts or says why, and nothing aborts.
-TEST(StartAtALimit, NamesTheLimitOnDescriptors) {
-  EXPECT_IN_CHILD({
-    rlimit limit{};
-    ::getrlimit(RLIMIT_NOFILE, &limit);
-    bool started_once = false;
-    for (rlim_t more = 0; more < 60 && !started_once; ++more) {
-      Harness harness;
-      auto group = harness.make();
-      limit.rlim_cur = 40;
-      ::setrlimit(RLIMIT_NOFILE, &limit);
-      std::vector<int> taken;
-      for (int fd; (fd = ::dup(0)) >= 0;) taken.push_back(fd);
-      for (rlim_t i = 0; i < more && !taken.empty(); ++i) {
-        ::close(taken.back());
-        taken.pop_back();
-      }
-      const auto started = group->start(harness.workers("exit 0", 2));
-      for (const int fd : taken) ::close(fd);
-      limit.rlim_cur = limit.rlim_max;
-      ::setrlimit(RLIMIT_NOFILE, &limit);
-      if (started) {
-        started_once = true;
-      } else {
-        EXPECT_EQ(started.error().code(), Errc::exhausted) << more << ": " << started.error().message();
-        EXPECT_NE(started.error().message().find("ulimit -n"), std::string::npos) << started.error().message();
-      }
-      finish(harness, *group);
+// At every number of free descriptors: it starts, and then all that the workers print is shown, or it says why.
+void start_with_ever_more_descriptors(int workers) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  bool started_once = false;
+  for (rlim_t more = 0; more < 60 && !started_once; ++more) {
+    Harness harness;
+    auto group = harness.make();
+    limit.rlim_cur = 40;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    std::vector<int> taken;
+    for (int fd; (fd = ::dup(0)) >= 0;) taken.push_back(fd);
+    for (rlim_t i = 0; i < more && !taken.empty(); ++i) {
+      ::close(taken.back());
+      taken.pop_back();
     }
-    EXPECT_TRUE(started_once);
-  });
+    const auto started = group->start(harness.workers("echo here", workers));
+    for (const int fd : taken) ::close(fd);
+    limit.rlim_cur = limit.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    if (started) {
+      started_once = true;
+    } else {
+      EXPECT_EQ(started.error().code(), Errc::exhausted) << more << ": " << started.error().message();
+      EXPECT_NE(started.error().message().find("ulimit -n"), std::string::npos) << started.error().message();
+    }
+    finish(harness, *group);
+    if (started) {
+      std::string all;
+      for (int i = 0; i < workers; ++i) all += "here\n";
+      EXPECT_EQ(harness.console_out(), all) << more;
+    }
+  }
+  EXPECT_TRUE(started_once);
+}
+
+TEST(StartAtALimit, NamesTheLimitOnDescriptors) {
+  EXPECT_IN_CHILD(start_with_ever_more_descriptors(1));
+  EXPECT_IN_CHILD(start_with_ever_more_descriptors(2));
+}
+
+void signal_one_that_the_handle_says_has_gone() {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    while (true) ::pause();
+  }
+  const auto stat = read_process_stat("/proc", pid);
+  ASSERT_TRUE(stat);
+  EXPECT_TRUE(deny_calls({SYS_pidfd_send_signal}, ESRCH));
+  signal_if_same("/proc", pid, stat->start_time, SIGKILL);
+  EXPECT_EQ(::waitpid(pid, nullptr, WNOHANG), 0);
+  ::kill(pid, SIGKILL);
+  EXPECT_EQ(::waitpid(pid, nullptr, 0), pid);
+}
+
+TEST(StartOnOldKernels, AnIdIsTakenOnlyWhereThereAreNoHandles) {
+  EXPECT_IN_CHILD(signal_one_that_the_handle_says_has_gone());
+}
+
+// The thread that moves the output: what it needs may be missing as well.
+void start_without(long call) {
+  Harness harness;
+  auto group = harness.make();
+  EXPECT_TRUE(deny_calls({call}, EMFILE));
+  std::size_t descriptors = 0;
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const auto started = group->start(harness.workers("exit 0", 2, attempt));
+    EXPECT_FALSE(started);
+    if (started) return;
+    EXPECT_EQ(started.error().code(), Errc::exhausted) << started.error().message();
+    finish(harness, *group);
+    if (attempt == 0) descriptors = open_descriptors();
+    EXPECT_EQ(open_descriptors(), descriptors);
+  }
+}
+
+TEST(StartAtALimit, TheOutputsThreadSaysWhatItLacks) {
+  EXPECT_IN_CHILD(start_without(SYS_eventfd2));
+  EXPECT_IN_CHILD(start_without(SYS_epoll_create1));
 }
 
 TEST(Inheritance, NothingIsBlockedInAWorker) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <thread>
 
 #include "common/unique_fd.h"
+#include "tests/support/proc_deny.h"
 
 namespace ddprun {
 namespace {
@@ -138,6 +140,38 @@ TEST(StderrWriter, APipeOfAnotherUserHoldsNobodyUpEither) {
   EXPECT_TRUE(got.ends_with(line(1999)));
 }
 
+// Where no more threads may be made (ulimit -u) the last words still come.
+TEST(StderrWriter, WithoutAThreadTheEndWritesItself) {
+  Ends ends = make_pipe();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(60);
+    ends.theirs.reset();
+    if (!launcher::testing::deny_calls({SYS_clone, SYS_clone3}, EAGAIN)) ::_exit(2);
+    StderrWriter writer(ends.ours.get(), lost);
+    for (int i = 0; i < 2000; ++i) writer.write(line(i));
+    ::_exit(writer.flush(seconds(60), seconds(60)) ? 0 : 4);
+  }
+  ends.ours.reset();
+  std::string got = read_until(ends.theirs.get(), line(1999));
+  EXPECT_EQ(exit_code_of(pid), 0);
+  EXPECT_TRUE(got.starts_with(line(0)));
+  EXPECT_TRUE(got.ends_with(line(1999)));
+}
+
+TEST(StderrWriter, WithoutAThreadAReaderThatSleepsDoesNotHoldUpTheEnd) {
+  Ends ends = make_pipe();
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(60);
+    if (!launcher::testing::deny_calls({SYS_clone, SYS_clone3}, EAGAIN)) ::_exit(2);
+    StderrWriter writer(ends.ours.get(), lost);
+    for (int i = 0; i < 2000; ++i) writer.write(line(i));
+    ::_exit(writer.flush(seconds(600), milliseconds(20)) ? 4 : 0);
+  }
+  EXPECT_EQ(exit_code_of(pid), 0);
+}
+
 // The thread is the parent's, and perhaps its lock too.
 TEST(StderrWriter, AForkedChildDoesNotWaitForItsParentsThread) {
   Ends ends = make_pipe();
@@ -167,12 +201,14 @@ TEST(StderrWriter, AConsoleThatTricklesDoesNotHoldUpTheEnd) {
   Ends ends = make_pipe();
   StderrWriter writer(ends.ours.get(), lost);
   for (int i = 0; i < 3000; ++i) writer.write(line(i));
-  std::atomic<bool> done = false;
+  std::atomic<bool> begun = false, done = false;
   std::thread reader([&] {
     char bytes[4096];
-    while (!done && ::read(ends.theirs.get(), bytes, sizeof bytes) > 0) std::this_thread::sleep_for(milliseconds(20));
+    while (!begun) std::this_thread::yield();
+    while (!done && ::read(ends.theirs.get(), bytes, sizeof bytes) > 0) std::this_thread::sleep_for(milliseconds(50));
     ends.theirs.reset();
   });
+  begun = true;
   EXPECT_FALSE(writer.flush(milliseconds(100), seconds(60)));  // it does move, but time is over
   done = true;
   reader.join();

@@ -35,8 +35,8 @@ TEST(TrainerConfig, DefaultsAreThoseOfTheSchema) {
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_EQ(config->data.batch_size, 64);
   EXPECT_TRUE(config->data.shuffle);
-  EXPECT_EQ(config->schedule.lr, 0.1);
-  EXPECT_EQ(config->optimizer.weight_decay, 0);
+  EXPECT_EQ(config->update.schedule.lr, 0.1);
+  EXPECT_EQ(config->update.optimizer.weight_decay, 0);
   EXPECT_EQ(config->train.epochs, 5);
   EXPECT_EQ(config->checkpoint.every_steps, 100);
   EXPECT_EQ(config->checkpoint.resume, "auto");
@@ -66,7 +66,7 @@ output: {metrics: m.jsonl, indices: i, tensorboard: tb}
   EXPECT_EQ(config->data.batch_size, 32);
   EXPECT_EQ(config->train.seed, 9U);
   EXPECT_TRUE(config->precision.scale_loss);
-  EXPECT_EQ(config->optimizer.beta2, 0.95);
+  EXPECT_EQ(config->update.optimizer.beta2, 0.95);
   EXPECT_EQ(config->ddp.timeout.count(), 5000);
   EXPECT_EQ(config->loss.ignore_index, -1);
   EXPECT_EQ(config->train.on_nan, OnNan::skip);

@@ -31,18 +31,19 @@ inline std::vector<ModelCase> small_models() {
        3},
       {"resnet50_imagenet", {.name = "resnet50", .outputs = 3, .width = 2, .channels = 3, .image_size = 33}, {}, 4},
       {"gpt2",
-       {.name = "gpt2", .vocabulary = 13, .context = 9, .sequence_length = 7, .layers = 2, .heads = 2, .embedding = 6},
+       {.name = "gpt2",
+        .gpt2 = {.vocabulary = 13, .context = 9, .sequence_length = 7, .layers = 2, .heads = 2, .embedding = 6}},
        {},
        3},
       {"gpt2_dropout",
        {.name = "gpt2",
-        .vocabulary = 13,
-        .context = 7,
-        .sequence_length = 7,
-        .layers = 2,
-        .heads = 3,
-        .embedding = 9,
-        .dropout = 0.2},
+        .gpt2 = {.vocabulary = 13,
+                 .context = 7,
+                 .sequence_length = 7,
+                 .layers = 2,
+                 .heads = 3,
+                 .embedding = 9,
+                 .dropout = 0.2}},
        {.ignore_index = 3},
        2},
       {"mlp_gelu",
@@ -67,8 +68,8 @@ class Trial {
     plan = Plan::create(model.graph, *store, options).value();
     std::mt19937 random(17);
     std::normal_distribution<float> normal;
-    input_ids = make_ids(random, model.input, c.config.vocabulary);
-    target_ids = make_ids(random, model.target, c.config.name == "gpt2" ? c.config.vocabulary : c.config.outputs);
+    input_ids = make_ids(random, model.input, c.config.gpt2.vocabulary);
+    target_ids = make_ids(random, model.target, c.config.name == "gpt2" ? c.config.gpt2.vocabulary : c.config.outputs);
     input.resize(static_cast<std::size_t>(model.graph.shape(model.input).count()));
     target.resize(static_cast<std::size_t>(model.graph.shape(model.target).count()));
     for (float& x : input) x = normal(random);

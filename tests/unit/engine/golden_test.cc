@@ -47,12 +47,7 @@ std::vector<Golden> goldens() {
            0.1},
           {"gpt2_adamw",
            {.name = "gpt2",
-            .vocabulary = 31,
-            .context = 16,
-            .sequence_length = 16,
-            .layers = 2,
-            .heads = 4,
-            .embedding = 32},
+            .gpt2 = {.vocabulary = 31, .context = 16, .sequence_length = 16, .layers = 2, .heads = 4, .embedding = 32}},
            {},
            3,
            adamw,
@@ -169,9 +164,9 @@ TEST_F(SameSeed, MlpIsTorchs) {
   compare({.name = "mlp", .inputs = 12, .outputs = 5, .hidden = {16, 8}}, "mlp.", {}, true);
 }
 TEST_F(SameSeed, Gpt2IsHuggingFaces) {
-  compare(
-      {.name = "gpt2", .vocabulary = 21, .context = 5, .sequence_length = 5, .layers = 2, .heads = 1, .embedding = 3},
-      "gpt2.", {});
+  compare({.name = "gpt2",
+           .gpt2 = {.vocabulary = 21, .context = 5, .sequence_length = 5, .layers = 2, .heads = 1, .embedding = 3}},
+          "gpt2.", {});
 }
 
 }  // namespace

@@ -33,8 +33,9 @@ TEST(Models, RefuseWhatDoesNotFitAndNameIt) {
   auto message = [](const ModelConfig& c, const LossConfig& l = {}) { return build_model(c, l, 4).error().message(); };
   EXPECT_NE(message({.name = "vgg"}).find("unknown"), std::string::npos);
   EXPECT_NE(message({.name = "mlp"}).find("inputs must be positive"), std::string::npos);
-  EXPECT_NE(message({.name = "gpt2", .heads = 7}).find("no multiple of heads 7"), std::string::npos);
-  EXPECT_NE(message({.name = "gpt2", .context = 10, .sequence_length = 11}).find("not in 1..10"), std::string::npos);
+  EXPECT_NE(message({.name = "gpt2", .gpt2 = {.heads = 7}}).find("no multiple of heads 7"), std::string::npos);
+  EXPECT_NE(message({.name = "gpt2", .gpt2 = {.context = 10, .sequence_length = 11}}).find("not in 1..10"),
+            std::string::npos);
   EXPECT_NE(message({.name = "resnet18"}, {.kind = LossKind::mse}).find("cross_entropy"), std::string::npos);
 }
 

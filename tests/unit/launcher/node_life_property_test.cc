@@ -38,7 +38,9 @@ class World {
   // One random event, or time. Returns how many events it was.
   int step() {
     if (life_->ended()) return 0;
-    if (chance(45)) {
+    if (!pending_.empty() && chance(30)) {
+      answer();
+    } else if (chance(45)) {
       pass();
     } else {
       take(life_->on(random_event(), now_));
@@ -91,9 +93,35 @@ class World {
 
   // The rendezvous answers a heartbeat.
   void answered() {
-    Link link;
-    link.useful = now_;
-    take(life_->on(link, now_));
+    if (hopeless_) return;
+    link_ = Link();
+    link_.useful = now_;
+    take(life_->on(link_, now_));
+  }
+
+  // SIGSTOP, or a suspended machine: what was not late before is not late after it.
+  void pause() {
+    const auto due = life_->next_deadline();
+    if (due && *due <= now_) return;
+    const milliseconds gap(pick(0, 1'000'000));
+    now_ += gap;
+    take(life_->on(Paused{gap}, now_));
+    take(life_->on(link_, now_));  // the client's times are not moved
+    if (const auto later = life_->next_deadline(); later && *later <= now_) {
+      fail(fmt::format("a pause made a deadline of phase {} pass", life_->phase()));
+    }
+  }
+
+  // What an action asked for is done, perhaps late.
+  void answer() {
+    if (pending_.empty()) return;
+    const NodeEvent event = pending_.front();
+    pending_.erase(pending_.begin());
+    const auto* failed = std::get_if<StartFailed>(&event);
+    take(life_->on(event, now_));
+    if (failed != nullptr && failed->round == round_ && life_->phase() == "stopping") {
+      fail("stops workers that could not be started");
+    }
   }
 
   LocalRank some_worker() { return LocalRank(pick(chance(5) ? -1 : 0, options_.nproc - (chance(5) ? 0 : 1))); }
@@ -158,21 +186,26 @@ class World {
     }
     if (kind < 73) return rdzv::ServerMessage(rdzv::Notice());
     if (kind < 78) return LeaseOver();
-    if (kind == 78 && chance(30)) return Hopeless{"another protocol"};
+    if (kind == 78 && chance(30)) {
+      hopeless_ = true;
+      return Hopeless{"another protocol"};
+    }
     if (kind == 79 && chance(50)) {
       stop_requested_ = true;
       return StopRequest{chance(50) ? 15 : 2};
     }
-    if (kind < 82) return chance(5) ? NodeEvent(JoinFailed{"no port"}) : NodeEvent(RoundAccepted());
+    if (kind < 82)
+      return chance(5) ? NodeEvent(JoinFailed{"no port"}) : NodeEvent(RoundAccepted{Round(round_.value - 1)});
     if (kind < 84) {
-      const milliseconds gap(pick(0, 1'000'000));
-      now_ += gap;
-      return Paused{gap};
+      pause();
+      return link_;
     }
     Link link;
     if (chance(20)) link.useless_since = now_ - milliseconds(pick(0, 20'000));
     link.useful = now_ - milliseconds(pick(0, 10'000));
     link.embedded = chance(50);
+    if (hopeless_) link = link_;  // such a client hears nothing any more
+    link_ = link;
     return link;
   }
 
@@ -185,7 +218,7 @@ class World {
         round_ = accept->assignment.round;
         offered_.reset();
         started_round_ = false;
-        pending_.push_back(chance(90) ? NodeEvent(RoundAccepted()) : NodeEvent(start_failed()));
+        pending_.push_back(chance(90) ? NodeEvent(RoundAccepted{round_}) : NodeEvent(start_failed()));
       } else if (const auto* start = std::get_if<StartWorkers>(&action)) {
         if (stop_requested_) fail("starts workers after a stop request");
         if (started_round_) fail("starts workers twice in a round");
@@ -195,7 +228,7 @@ class World {
         if (chance(85)) {
           for (const LocalRank worker : start->workers) alive_.insert(worker.value);
           asked_.clear();
-          pending_.push_back(WorkersStarted());
+          pending_.push_back(WorkersStarted{round_});
         } else if (chance(80)) {
           pending_.push_back(start_failed());
         } else {
@@ -212,6 +245,7 @@ class World {
         ended_ = true;
         check_outcome(end->outcome);
       } else if (std::holds_alternative<BindAndJoin>(action)) {
+        if (hopeless_) fail("joins where nobody will answer");
         // Whoever still lives was killed, and does not take it.
         for (const auto worker : alive_) {
           if (!asked_.contains(worker)) fail("joins again with a worker that nobody told to stop");
@@ -220,15 +254,12 @@ class World {
         draining_ = false;
       }
     }
-    while (!pending_.empty()) {
-      const NodeEvent event = pending_.front();
-      pending_.erase(pending_.begin());
-      take(life_->on(event, now_));
-    }
+    if (!pending_.empty() && chance(80)) answer();
   }
 
   StartFailed start_failed() {
     StartFailed failed;
+    failed.round = round_;
     failed.why = "no";
     failed.exit_code = chance(50) ? 1 : 126;
     failed.permanent = failed.exit_code == 126;
@@ -265,7 +296,8 @@ class World {
     }
     if (!due) {
       const bool runs = life_->phase() == "running" && !alive_.empty();
-      const bool helpers = life_->phase() == "stopping" && options_.wait_for_helpers;
+      const bool helpers =
+          life_->phase() == "stopping" && options_.wait_for_helpers && !stop_requested_ && !life_->workers_may_live();
       if (!runs && !helpers) fail(fmt::format("nothing can end phase {}", life_->phase()));
     }
   }
@@ -278,6 +310,8 @@ class World {
   std::optional<rdzv::Assignment> offered_;
   std::set<std::int64_t> alive_, asked_;
   std::vector<NodeEvent> pending_;
+  Link link_;
+  bool hopeless_ = false;
   bool started_round_ = false, draining_ = false, ended_ = false, stop_requested_ = false;
   std::string broken_;
 };

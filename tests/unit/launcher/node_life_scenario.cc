@@ -68,8 +68,8 @@ std::string NodeLifeScenario::render(const NodeActions& actions) {
   if (const auto due = life_->next_deadline(); due && *due <= now_) out += "BROKEN: a deadline stays\n";
   if (manual_) return out;
   for (const NodeAction& action : actions) {
-    if (std::holds_alternative<AcceptRound>(action)) out += event(RoundAccepted());
-    if (std::holds_alternative<StartWorkers>(action)) out += event(WorkersStarted());
+    if (std::holds_alternative<AcceptRound>(action)) out += event(RoundAccepted{round_});
+    if (std::holds_alternative<StartWorkers>(action)) out += event(WorkersStarted{round_});
   }
   return out;
 }
@@ -158,10 +158,11 @@ std::string NodeLifeScenario::run(const std::string& command) {
     a.world_size = number("world", 2);
     return event(rdzv::ServerMessage(a));
   }
-  if (verb == "accepted") return event(RoundAccepted());
-  if (verb == "started") return event(WorkersStarted());
+  if (verb == "accepted") return event(RoundAccepted{round_});
+  if (verb == "started") return event(WorkersStarted{round_});
   if (verb == "start-fails") {
     StartFailed failed;
+    failed.round = Round(number("round", round_.value));
     failed.exit_code = static_cast<int>(number("code", 1));
     failed.permanent = flag("permanent");
     failed.why = rest(0);
@@ -224,7 +225,9 @@ std::string NodeLifeScenario::run(const std::string& command) {
   if (verb == "signal") return event(StopRequest{static_cast<int>(first_number())});
   if (verb == "pause") {
     now_ += milliseconds(first_number());
-    return event(Paused{milliseconds(first_number())});
+    std::string out = event(Paused{milliseconds(first_number())});
+    feed_link();  // as the client sees it, whose times are not moved
+    return out + render(life_->tick(now_));
   }
   if (verb == "link") {
     up_ = plain.at(0) == "up";
