@@ -87,12 +87,12 @@ asio::awaitable<void> Hosting::try_to_host(std::function<bool()> still_wanted) {
   } else if (!is_numeric(address)) {
     const auto found = co_await look_up(address);
     if (!found) co_return;  // the client tells
-    if (host_ || (still_wanted && !still_wanted())) co_return;
     const auto ours = std::find_if(found->begin(), found->end(), is_ours);
     if (ours == found->end()) co_return;
     // Other hosts may know the name by another address of ours (127.0.1.1 in Debian's hosts file).
     address = one_node() && is_loopback_name(*ours) ? *ours : "";
   }
+  if (host_ || (still_wanted && !still_wanted())) co_return;
   auto hosted = host_on(address);
   if (!hosted) log_debug("not the host of {}: {}", endpoint_.to_string(), hosted.error().message());
 }

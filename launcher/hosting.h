@@ -35,8 +35,8 @@ class Hosting {
   // and cannot), cancelled (stop_looking).
   boost::asio::awaitable<Result<void>> prepare();
   // Nobody listens at the endpoint: whoever can bind it hosts it; names are not compared. Does nothing where this node
-  // serves already or may not. A look-up may take 10 s: then `still_wanted` is asked whether this node still looks for
-  // somebody who serves, and nothing is bound if it does not.
+  // serves already or may not. A look-up may take 10 s: `still_wanted` is asked right before the bind whether this node
+  // still looks for somebody who serves, and nothing is bound if it does not.
   boost::asio::awaitable<void> try_to_host(std::function<bool()> still_wanted);
   boost::asio::awaitable<void> try_to_host();  // wanted whatever comes
   // Ends for good the look-ups that prepare() and try_to_host() wait for.

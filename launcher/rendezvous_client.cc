@@ -415,7 +415,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   std::optional<TimePoint> contact;  // since when somebody takes our connections, until something useful came
   std::optional<Error> foreign;      // of this try: what the first address said at which somebody else sits
   TimePoint useful_at;
-  TimePoint broke_at;  // when the last connection of use broke
+  TimePoint broke_at;                           // when the last connection of use broke
   bool was_useful = false, heard_here = false;  // ever; on this connection
   bool online = false, told_broken = false, embedded = false, goodbye = false;
   bool address_is_ours = false;

@@ -196,6 +196,7 @@ class Membership {
   Node* who_speaks(const NodeId& id, TimePoint now, Actions& out);
   void add_failure(const FailureRecord& record);
   void judge(const rdzv::Failure& failure, std::string lost, TimePoint now, Actions& out);
+  void weigh(const std::string& what, bool permanent, bool quick, TimePoint now, Actions& out);
   void check_barrier(TimePoint now, Actions& out);
   void finish(rdzv::DoneResult result, Actions& out);
   void fail(Actions& out);
@@ -236,9 +237,10 @@ class Membership {
   Round highest_round_;  // that a node of this run id has seen
   std::int64_t group_world_size_ = 0, world_size_ = 0;
   std::int64_t restart_count_ = 0;
-  bool reforming_ = false;  // a world of this job has run: no last call, whoever is known is waited for
-  bool departure_ = false;  // a member of the current round left or was lost
-  bool counted_ = false;    // the restart under way was counted and may be refunded
+  bool reforming_ = false;      // a world of this job has run: no last call, whoever is known is waited for
+  bool departure_ = false;      // a member of the current round left or was lost
+  bool finished_went_ = false;  // a member of it has gone whose workers had all ended with 0
+  bool counted_ = false;        // the restart under way was counted and may be refunded
   std::string restart_reason_;
   std::string result_;
   std::optional<rdzv::ServerMessage> final_;
@@ -247,6 +249,7 @@ class Membership {
   std::int64_t quick_failures_ = 0;            // counted ones in a row that were quick, for the crash loop limit
   std::string permanent_;                      // why no retry can mend what happened in this round
   std::string end_why_;                        // why the last failure ends the job
+  std::string no_state_;                       // that, and why, members which are done cannot go on from one state
   std::string suspects_;                       // who seemed lost when it came
 
   std::optional<TimePoint> last_call_;      // the forming round closes

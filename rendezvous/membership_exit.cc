@@ -119,6 +119,7 @@ void Membership::member_went(MemberState state, const std::string& host, const s
   }
   if (state == MemberState::finished) {
     // Its part was done. Others hear of it, nothing else changes.
+    finished_went_ = true;
     check_barrier(now, out);
     return;
   }
@@ -199,13 +200,18 @@ void Membership::judge(const rdzv::Failure& failure, std::string lost, TimePoint
     out.push_back(News{what});
     return;
   }
+  weigh(what, failure.permanent, failure.quick, now, out);
+}
+
+// The round has failed because of `what`: another one, or the end of the job?
+void Membership::weigh(const std::string& what, bool permanent, bool quick, TimePoint now, Actions& out) {
   if (departure_) {
     begin_restart(fmt::format("{}; not counted, because a node was lost in this round", what), now, out);
     return;
   }
   std::string end_why;
-  const std::int64_t quick_in_a_row = failure.quick ? quick_failures_ + 1 : 0;
-  if (failure.permanent) {
+  const std::int64_t quick_in_a_row = quick ? quick_failures_ + 1 : 0;
+  if (permanent) {
     end_why = "a retry cannot mend it";
   } else if (restart_count_ >= config_.max_restarts) {
     end_why = config_.max_restarts == 0 ? "no restarts are allowed"
@@ -223,7 +229,7 @@ void Membership::judge(const rdzv::Failure& failure, std::string lost, TimePoint
     return;
   }
   out.push_back(News{fmt::format("{}; {}", what, end_why)});
-  permanent_ = failure.permanent ? end_why : "";
+  permanent_ = permanent ? end_why : "";
   end_why_ = config_.max_restarts == 0 ? "" : std::move(end_why);
   // With one node there is no other whose loss could be the reason.
   if (members() == 1) {
@@ -244,12 +250,23 @@ Actions Membership::on(const NodeId& id, const rdzv::Done& done, TimePoint now) 
   return out;
 }
 
-// All living members are done: the job is.
-void Membership::check_barrier(TimePoint, Actions& out) {
+// All living members are done: the job is, unless some have saved a state to go on from, and others have ended the
+// work.
+void Membership::check_barrier(TimePoint now, Actions& out) {
   if (phase_ != Phase::running || recover_until_ || verdict_) return;
   if (count(MemberState::running) + count(MemberState::stopping) > 0) return;
-  if (count(MemberState::finished) + count(MemberState::resumable) == 0) return;
-  finish(count(MemberState::resumable) > 0 ? rdzv::DoneResult::resume_me : rdzv::DoneResult::success, out);
+  const std::size_t finished = count(MemberState::finished), resumable = count(MemberState::resumable);
+  if (finished + resumable == 0) return;
+  if (resumable == 0) return finish(rdzv::DoneResult::success, out);
+  if (finished == 0 && !finished_went_) return finish(rdzv::DoneResult::resume_me, out);
+  const auto nodes = [this](MemberState state) {  // two may be on one host
+    const std::size_t n = count(state);
+    return fmt::format("{} {} ({})", n, n == 1 ? "node" : "nodes", hosts_of(state, 4));
+  };
+  no_state_ = fmt::format(
+      "the workers of {} ended with 75 (state saved), those of {} with 0: there is no state that all can resume from",
+      nodes(MemberState::resumable), finished > 0 ? nodes(MemberState::finished) : "nodes that have gone");
+  weigh(no_state_, false, false, now, out);
 }
 
 void Membership::finish(rdzv::DoneResult result, Actions& out) {
@@ -277,8 +294,10 @@ void Membership::fail(Actions& out) {
     shutdown.root = static_cast<std::uint32_t>(root);
     shutdown.reason = rdzv::describe(failures_[root]);
     if (!suspects_.empty()) shutdown.reason = suspects_ + ", then " + shutdown.reason;
-    if (!end_why_.empty()) shutdown.reason += "; " + end_why_;
+  } else {
+    shutdown.reason = no_state_;
   }
+  if (!end_why_.empty()) shutdown.reason += "; " + end_why_;
   std::string result = "failed: " + shutdown.reason;
   end(shutdown, std::move(result), out);
 }

@@ -143,10 +143,11 @@ void Membership::form(TimePoint now, Actions& out) {
   group_world_size_ = static_cast<std::int64_t>(chosen.size());
   round_ = Round(std::max(round_, highest_round_).value + 1);
   phase_ = Phase::running;
-  departure_ = counted_ = false;
+  departure_ = counted_ = finished_went_ = false;
   reforming_ = true;
   failures_.clear();
   suspects_.clear();
+  no_state_.clear();
   last_call_.reset();
 
   const Node& first = *chosen[order.front()];

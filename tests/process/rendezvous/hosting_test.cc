@@ -74,6 +74,18 @@ TEST(Hosting, ANodeThatFoundARendezvousDuringTheLookUpHostsNone) {
   EXPECT_EQ(asked, 2) << "it serves already";
 }
 
+TEST(Hosting, WhetherItIsWantedIsAskedAlsoWhereNothingIsLookedUp) {
+  asio::io_context io(1);
+  AgentOptions options;
+  options.nnodes_min = options.nnodes_max = 2;
+  options.endpoint = Endpoint{"127.0.0.1", 0};
+  Hosting hosting(io, options, holding());
+  run(io, hosting.try_to_host([] { return false; }));
+  EXPECT_FALSE(hosting.hosting());
+  run(io, hosting.try_to_host());
+  EXPECT_TRUE(hosting.hosting());
+}
+
 // Between the round's begin and the start of its workers may lie --restart-backoff.
 TEST(Hosting, ThePortThatAWorkerIsToBindIsReservedUntilTheWorkersStart) {
   asio::io_context io(1);
