@@ -161,6 +161,7 @@ class Agent::Impl : public WorkerGroupListener, public std::enable_shared_from_t
   void act(const Kill& kill) { group_->kill(kill.worker); }
   void act(const DrainWorkers&) { group_->drain(); }
   void act(const HurryDrain&) { group_->hurry(); }
+  void act(const EndHelpers& end) { group_->end_helpers(end.signal); }
   void act(const TellDone& tell) { client_->done(tell.result); }
   void act(const TellFailure& tell);
   void act(const TellLeave& tell) { client_->leave(rdzv::LeaveWhy::signalled, tell.reason); }

@@ -6,8 +6,16 @@
 
 namespace ddprun::launcher {
 
+void LeftoverPlan::stop_waiting(int signal) {
+  if (policy_ != Leftovers::wait) return;
+  policy_ = Leftovers::end;
+  stopped_waiting_ = true;
+  asked_signal_ = signal;
+}
+
 LeftoverPlan::Step LeftoverPlan::on_look(const std::vector<Leftover>& left, bool workers_run, TimePoint now) {
   Step step;
+  if (stopped_waiting_ && !stopped_waiting_at_) stopped_waiting_at_ = now;
   if (policy_ == Leftovers::keep && !hurried_) {
     step.done = true;
     return step;
@@ -66,9 +74,15 @@ std::optional<TimePoint> LeftoverPlan::tell(const Leftover& leftover, TimePoint 
     const TimePoint end = *told.terminated + times_.terminate;
     return now < end ? end : kill();
   }
-  if (now < leftover.since + times_.leave) return leftover.since + times_.leave;
+  if (asked_signal_ != 0 && !told.terminated) {
+    order(asked_signal_);
+    told.asked = now;
+    return now + times_.asked;
+  }
+  const TimePoint since = std::max(leftover.since, stopped_waiting_at_.value_or(leftover.since));
+  if (now < since + times_.leave) return since + times_.leave;
   // One that came late, of a worker that is long gone, has had the others' time.
-  if (now >= leftover.since + times_.leave + times_.terminate) return kill();
+  if (now >= since + times_.leave + times_.terminate) return kill();
   order(SIGTERM);
   told.terminated = now;
   return now + times_.terminate;

@@ -61,6 +61,10 @@ class LeftoverPlan {
   LeftoverPlan(Leftovers policy, LeftoverTimes times) : policy_(policy), times_(times) {}
 
   void hurry() { hurried_ = true; }
+  // --leftovers=wait is over: they are ended as with `end` from now on. `signal` not 0: somebody wants the job to end,
+  // so all get it at once and have times.asked. Does nothing for another policy.
+  void stop_waiting(int signal);
+  Leftovers policy() const { return policy_; }  // as it is by now
   bool hurried() const { return hurried_; }
   // `left`: all that is there now. `workers_run`: other workers of the attempt still run, so trackers may be in use and
   // --leftovers=wait|keep has nothing to say yet.
@@ -76,6 +80,9 @@ class LeftoverPlan {
   Leftovers policy_;
   LeftoverTimes times_;
   bool hurried_ = false;
+  bool stopped_waiting_ = false;
+  std::optional<TimePoint> stopped_waiting_at_;
+  int asked_signal_ = 0;
   std::optional<TimePoint> trackers_alone_since_;
   std::map<std::pair<pid_t, unsigned long long>, Told> told_;
 };

@@ -181,7 +181,8 @@ JobOutcome NodeLife::ended_well(rdzv::DoneResult result, std::string_view how) {
     return JobOutcome();
   }
   return outcome_of(JobOutcome::Kind::resume_me, exit_code::kResumeMe,
-                    "every worker ended with 75: state is saved, start the job again to resume");
+                    fmt::format("every worker{} ended with 75: state is saved, start the job again to resume",
+                                how == "on this node" ? " of this node" : ""));
 }
 
 }  // namespace ddprun::launcher

@@ -97,6 +97,9 @@ struct Kill {
 };
 struct DrainWorkers {};  // no more starts in this attempt; WorkersDrained when nothing of it is left
 struct HurryDrain {};    // no more patience with helpers and with a slow console
+struct EndHelpers {      // --leftovers=wait is over in this attempt; 0: no signal asks them to
+  int signal = 0;
+};
 struct TellDone {
   rdzv::DoneResult result = rdzv::DoneResult::success;
 };
@@ -118,7 +121,7 @@ struct End {  // the last action
   JobOutcome outcome;
 };
 using NodeAction = std::variant<BindAndJoin, AcceptRound, StartWorkers, AskToStop, Kill, DrainWorkers, HurryDrain,
-                                TellDone, TellFailure, TellLeave, Say, End>;
+                                EndHelpers, TellDone, TellFailure, TellLeave, Say, End>;
 using NodeActions = std::vector<NodeAction>;
 
 // --- the machine ------------------------------------------------------------------------------------------------
@@ -174,6 +177,7 @@ class NodeLife {
     std::optional<TimePoint> started_at;  // nullopt: no worker was started
     std::optional<OwnFailure> failure;
     std::optional<rdzv::DoneResult> done;
+    bool told_done = false;
     TimePoint told_at;  // when the rendezvous heard of `failure` or `done`
     std::vector<std::string> notes;
   };
@@ -274,6 +278,9 @@ class NodeLife {
   void on_stopping(Stopping& stopping, const NodeEvent& event, TimePoint now);
   void on_stopping(Stopping& stopping, const rdzv::ServerMessage& message, TimePoint now);
   void limit_drain(Stopping& stopping, TimePoint now);
+  void stop_waiting(Stopping& stopping, int signal, TimePoint now);
+  bool helpers_may_stay(const Stopping& stopping) const;
+  void tell_done(Attempt& attempt, TimePoint now);
   void lease_over(Stopping& stopping, TimePoint now);
   void stop_again(Stopping& stopping, int signal, TimePoint now);
   void hurry(Stopping& stopping, TimePoint now);

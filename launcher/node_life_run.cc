@@ -85,8 +85,8 @@ void NodeLife::on_worker_ended(Running& running, const WorkerEnded& ended, TimeP
     case WorkerTally::Verdict::resumable: {
       attempt.done =
           verdict == WorkerTally::Verdict::finished ? rdzv::DoneResult::success : rdzv::DoneResult::resume_me;
-      attempt.told_at = now;
-      emit(TellDone{*attempt.done});
+      // The job goes on as long as what its workers started, if that is waited for: an operator can still stop it.
+      if (!options_.wait_for_helpers) tell_done(attempt, now);
       begin_stop(std::move(attempt), Stop(), now);  // their output comes out
       return;
     }

@@ -59,6 +59,8 @@ void NodeLife::begin_stop(Attempt attempt, Stop stop, TimePoint now) {
     kill_rest(stopping, now);
   }
   emit(DrainWorkers());
+  if (options_.wait_for_helpers && !helpers_may_stay(stopping))
+    emit(EndHelpers{stopping.stop_signal != 0 ? kSigTerm : 0});
   phase_ = std::move(stopping);
 }
 
@@ -77,12 +79,22 @@ void NodeLife::all_ended(Stopping& stopping, TimePoint now) {
 
 // Helpers of a job that is done may take their time if the user wants that; all others hold up somebody.
 void NodeLife::limit_drain(Stopping& stopping, TimePoint now) {
-  if (stopping.step != Stopping::Step::draining || stopping.deadline) return;
-  const auto* outcome = stopping.verdict ? std::get_if<JobOutcome>(&*stopping.verdict) : nullptr;
-  const bool ends_well = !stopping.verdict || (outcome != nullptr && (outcome->kind == JobOutcome::Kind::success ||
-                                                                      outcome->kind == JobOutcome::Kind::resume_me));
-  if (options_.wait_for_helpers && stopping.attempt.done && ends_well && stopping.stop_signal == 0) return;
+  if (stopping.step != Stopping::Step::draining || stopping.deadline || helpers_may_stay(stopping)) return;
   stopping.deadline = now + drain_limit();
+}
+
+bool NodeLife::helpers_may_stay(const Stopping& stopping) const {
+  if (!options_.wait_for_helpers || !stopping.attempt.done || stopping.stop_signal != 0) return false;
+  if (!stopping.verdict) return true;
+  const auto* outcome = std::get_if<JobOutcome>(&*stopping.verdict);
+  return outcome != nullptr &&
+         (outcome->kind == JobOutcome::Kind::success || outcome->kind == JobOutcome::Kind::resume_me);
+}
+
+void NodeLife::tell_done(Attempt& attempt, TimePoint now) {
+  attempt.told_done = true;
+  attempt.told_at = now;
+  emit(TellDone{*attempt.done});
 }
 
 void NodeLife::on_stopping(Stopping& stopping, const NodeEvent& event, TimePoint now) {
@@ -99,8 +111,9 @@ void NodeLife::on_stopping(Stopping& stopping, const NodeEvent& event, TimePoint
     say(Say::Tone::warning, "cannot start the workers: " + failed->why);
     drained(stopping, now);
   } else if (std::holds_alternative<LeaseOver>(event)) {
+    const bool stayed = helpers_may_stay(stopping);
     lease_over(stopping, now);
-    limit_drain(stopping, now);
+    if (stayed) stop_waiting(stopping, 0, now);
   } else if (const auto* request = std::get_if<StopRequest>(&event)) {
     stop_again(stopping, request->signal, now);
   } else if (const auto* hopeless = std::get_if<Hopeless>(&event)) {
@@ -117,10 +130,18 @@ void NodeLife::on_stopping(Stopping& stopping, const rdzv::ServerMessage& messag
   // The next round is wanted already; only the end of the job is more than that.
   const bool end = std::holds_alternative<rdzv::Finished>(message) || std::holds_alternative<rdzv::Shutdown>(message);
   if (decided && !end) return;
+  const bool stayed = helpers_may_stay(stopping);
   auto stop = decided_by(message, stopping.attempt);
   if (!stop) return;
   stopping.verdict = std::move(stop->verdict);
   stopping.operators_wish = stop->operators_wish;
+  if (stayed) stop_waiting(stopping, stop->operators_wish ? kSigTerm : 0, now);
+}
+
+// What has just happened may have made an end of --leftovers=wait.
+void NodeLife::stop_waiting(Stopping& stopping, int signal, TimePoint now) {
+  if (helpers_may_stay(stopping)) return;
+  emit(EndHelpers{signal});
   limit_drain(stopping, now);
 }
 
@@ -144,6 +165,7 @@ void NodeLife::lease_over(Stopping& stopping, TimePoint now) {
 // already.
 void NodeLife::stop_again(Stopping& stopping, int signal, TimePoint now) {
   if (stopping.stop_signal == 0) {
+    const bool stayed = helpers_may_stay(stopping);
     stopping.stop_signal = signal;
     const bool ends_anyhow = stopping.verdict && std::holds_alternative<JobOutcome>(*stopping.verdict);
     if (!ends_anyhow) emit(TellLeave{"it was stopped with " + signal_word(signal)});
@@ -151,7 +173,7 @@ void NodeLife::stop_again(Stopping& stopping, int signal, TimePoint now) {
       const AskScope scope = options_.signal_groups ? AskScope::group : AskScope::worker;
       for (const LocalRank worker : stopping.attempt.tally.running()) emit(AskToStop{worker, signal, scope});
     }
-    if (!stopping.deadline) hurry(stopping, now);  // helpers that were to be waited for
+    if (stayed) stop_waiting(stopping, kSigTerm, now);  // a shell's background ignores SIGINT
     return;
   }
   if (stopping.step == Stopping::Step::hurried) return;
@@ -212,11 +234,12 @@ void NodeLife::drained(Stopping& stopping, TimePoint now) {
   } else if (stopping.stop_signal != 0) {
     // A failure that came first keeps its reason, unless the workers saved and ended with 75.
     if (saved) {
-      verdict = ended_well(rdzv::DoneResult::resume_me, "");
+      verdict = ended_well(rdzv::DoneResult::resume_me, "on this node");
     } else if (outcome == nullptr) {
       verdict = signalled_outcome(stopping.stop_signal);
     }
   } else if (!verdict) {
+    if (attempt.done && !attempt.told_done) tell_done(attempt, now);
     if (attempt.failure) tell_failure(attempt);  // its evidence is complete now
     phase_ = Waiting{std::move(attempt)};
     return;
@@ -240,7 +263,7 @@ void NodeLife::on_waiting(Waiting& waiting, const NodeEvent& event, TimePoint no
   if (const auto* request = std::get_if<StopRequest>(&event)) {
     emit(TellLeave{"it was stopped with " + signal_word(request->signal)});
     Verdict verdict = signalled_outcome(request->signal);
-    if (attempt.tally.all_saved()) verdict = ended_well(rdzv::DoneResult::resume_me, "");
+    if (attempt.tally.all_saved()) verdict = ended_well(rdzv::DoneResult::resume_me, "on this node");
     conclude(std::move(attempt), std::move(verdict), now);
   } else if (std::holds_alternative<LeaseOver>(event)) {
     if (attempt.done || options_.on_silence == OnSilence::keep) return;

@@ -17,10 +17,12 @@ SignalPolicy::Action SignalPolicy::on(int signal, TimePoint now) {
   if (!in(ends_job_)) return in(forwarded_) ? Action::forward : Action::ignore;
   if (!stopped_at_) {
     stopped_at_ = now;
+    stopped_by_ = signal;
     return Action::stop;
   }
   if (signal != SIGINT && signal != SIGQUIT) return Action::ignore;
-  return now - *stopped_at_ < std::chrono::milliseconds(300) ? Action::ignore : Action::stop_now;
+  const bool echo = signal == stopped_by_ && now - *stopped_at_ < std::chrono::milliseconds(300);
+  return echo ? Action::ignore : Action::stop_now;
 }
 
 }  // namespace ddprun::launcher

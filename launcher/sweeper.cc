@@ -72,6 +72,11 @@ void Sweeper::hurry() {
   look_soon();
 }
 
+void Sweeper::stop_waiting(int signal) {
+  plan_.stop_waiting(signal);
+  look_soon();
+}
+
 void Sweeper::child_ended() { look_soon(); }
 
 bool Sweeper::is_busy() const {
@@ -211,7 +216,7 @@ void Sweeper::judge() {
   if (all_ended_) say_what_is_waited_for();
   if (!is_busy()) return;
   // What is waited for without a limit is looked at now and then; a child's end is told at once.
-  const bool in_hurry = all_ended_ && (options_.policy == Leftovers::end || plan_.hurried());
+  const bool in_hurry = all_ended_ && (plan_.policy() == Leftovers::end || plan_.hurried());
   const milliseconds longest = in_hurry ? kLongInterval : kIdleInterval;
   TimePoint next = now + (unsure ? milliseconds(1) : interval_);
   interval_ = std::min(interval_ * 2, longest);
@@ -241,12 +246,16 @@ std::string Sweeper::name(const Found& found) { return fmt::format("pid {} ({})"
 void Sweeper::carry_out(const LeftoverPlan::Step& step) {
   std::map<int, std::vector<std::string>> told;
   std::vector<std::string> killed_with_worker, stuck;
+  bool can_wait = false;
   for (const Found& found : found_) {
     const Leftover& left = found.leftover;
     if (std::find(step.stuck.begin(), step.stuck.end(), left.pid) != step.stuck.end()) stuck.push_back(name(found));
     for (const auto& order : step.orders) {
       if (order.pid != left.pid) continue;
-      const bool with_worker = order.signal == SIGKILL && (left.no_patience || plan_.hurried());
+      const bool with_worker =
+          order.signal == SIGKILL && options_.policy != Leftovers::wait && (left.no_patience || plan_.hurried());
+      // What a stop signal ends could not have been waited for either.
+      can_wait = can_wait || (order.signal == SIGTERM && left.unheard_signal == 0 && options_.policy == Leftovers::end);
       (with_worker ? killed_with_worker : told[order.signal]).push_back(name(found));
       signal_if_same(options_.proc_root, order.pid, order.start_time, order.signal);
       // One that is stopped could not hear it.
@@ -256,14 +265,14 @@ void Sweeper::carry_out(const LeftoverPlan::Step& step) {
   for (const auto& [signal, names] : told) {
     log_warning("left by a worker that has ended, {} {}: {}{}", signal == SIGKILL ? "killed with" : "gets",
                 signal_name(signal), fmt::join(names, ", "),
-                signal == SIGTERM ? " (--leftovers=wait lets them finish)" : "");
+                signal == SIGTERM && can_wait ? " (--leftovers=wait lets them finish)" : "");
   }
   if (!killed_with_worker.empty()) log_info("killed with their worker: {}", fmt::join(killed_with_worker, ", "));
   if (!stuck.empty()) log_error("does not take SIGKILL (stuck in the kernel), left behind: {}", fmt::join(stuck, ", "));
 }
 
 void Sweeper::say_what_is_waited_for() {
-  if (options_.policy != Leftovers::wait || said_ || found_.empty() || plan_.hurried()) return;
+  if (plan_.policy() != Leftovers::wait || said_ || found_.empty() || plan_.hurried()) return;
   if (SteadyClock::now() < last_end_ + options_.times.leave) return;
   said_ = true;
   std::vector<std::string> names;

@@ -44,7 +44,8 @@ class Sweeper {
   void worker_ended(LocalRank rank, bool no_patience, int unheard_signal);
   void all_ended();
   void hurry();
-  void child_ended();  // a child of ours that is no worker; it may have been the last one
+  void stop_waiting(int signal);  // LeftoverPlan::stop_waiting()
+  void child_ended();             // a child of ours that is no worker; it may have been the last one
   // Kills everything that is left, but trackers (`limit` is for them to go), without the event loop.
   void end_now(std::chrono::milliseconds limit);
 

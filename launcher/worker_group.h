@@ -129,6 +129,9 @@ class WorkerGroup {
   // comes the rest of the output, then on_drained(). To be called once an attempt, at any time, also after a start()
   // that failed.
   void drain();
+  // --leftovers=wait is over, in this attempt: helpers are ended as with --leftovers=end. `signal` not 0: they get it
+  // at once, and have what leftover_times.asked gives them.
+  void end_helpers(int signal) { sweeper_.stop_waiting(signal); }
   // drain() with no more patience: helpers are killed now, the console gets little time.
   void hurry();
 

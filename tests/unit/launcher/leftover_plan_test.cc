@@ -124,6 +124,32 @@ TEST(LeftoverPlan, WaitHasNoLimitButHurry) {
   EXPECT_EQ(orders(plan.on_look({helper(11)}, false, at(1'000'001))), "11:9");
 }
 
+TEST(LeftoverPlan, WhenWaitIsOverForASignalAllGetItAndTheJobsPatience) {
+  LeftoverPlan plan(Leftovers::wait, kTimes);
+  EXPECT_EQ(orders(plan.on_look({helper(11), tracker(12)}, false, at(600'000))), "");
+  plan.stop_waiting(SIGTERM);
+  auto step = plan.on_look({helper(11), tracker(12)}, false, at(600'010));
+  EXPECT_EQ(orders(step), "11:15");
+  EXPECT_EQ(step.deadline, at(630'010));
+  EXPECT_EQ(orders(plan.on_look({helper(11), tracker(12)}, false, at(630'010))), "11:9");
+}
+
+TEST(LeftoverPlan, WhenWaitIsOverWithoutASignalTheTimesOfEndBeginThen) {
+  LeftoverPlan plan(Leftovers::wait, kTimes);
+  plan.stop_waiting(0);
+  EXPECT_EQ(orders(plan.on_look({helper(11)}, false, at(600'000))), "");
+  EXPECT_EQ(orders(plan.on_look({helper(11)}, false, at(602'000))), "11:15");
+  EXPECT_EQ(orders(plan.on_look({helper(11)}, false, at(603'500))), "11:9");
+}
+
+TEST(LeftoverPlan, ThereIsNoWaitToBeOverWithEndAndKeep) {
+  LeftoverPlan end(Leftovers::end, kTimes), keep(Leftovers::keep, kTimes);
+  end.stop_waiting(SIGTERM);
+  keep.stop_waiting(SIGTERM);
+  EXPECT_EQ(orders(end.on_look({helper(11)}, false, at(10))), "");
+  EXPECT_TRUE(keep.on_look({helper(11)}, false, at(10)).done);
+}
+
 TEST(LeftoverPlan, KeepIsDoneWithWhateverRuns) {
   LeftoverPlan plan(Leftovers::keep, kTimes);
   auto step = plan.on_look({helper(11), tracker(7)}, false, at(1'000'000));

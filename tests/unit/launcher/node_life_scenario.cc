@@ -36,6 +36,9 @@ std::string text_of(const NodeAction& action) {
   if (const auto* a = std::get_if<Kill>(&action)) return fmt::format("kill {}", a->worker.value);
   if (std::holds_alternative<DrainWorkers>(action)) return "drain";
   if (std::holds_alternative<HurryDrain>(action)) return "hurry";
+  if (const auto* a = std::get_if<EndHelpers>(&action)) {
+    return a->signal == 0 ? "end helpers" : "end helpers: " + signal_word(a->signal);
+  }
   if (const auto* a = std::get_if<TellDone>(&action)) {
     return a->result == rdzv::DoneResult::success ? "tell: done" : "tell: done, resume me";
   }

@@ -153,6 +153,9 @@ TEST(SignalPolicy, FirstEndsGracefullyAnImpatientSecondAtOnce) {
   EXPECT_EQ(policy.on(SIGUSR1, at(5000)), Action::forward);
   EXPECT_EQ(policy.on(SIGINT, at(6000)), Action::stop_now);
   EXPECT_EQ(policy.on(SIGINT, at(7000)), Action::stop_now);
+  SignalPolicy two_persons({SIGTERM, SIGINT}, {});
+  EXPECT_EQ(two_persons.on(SIGTERM, at(0)), Action::stop);
+  EXPECT_EQ(two_persons.on(SIGINT, at(10)), Action::stop_now);  // no echo: another signal
 }
 
 }  // namespace
