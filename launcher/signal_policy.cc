@@ -1,9 +1,10 @@
 #include "launcher/signal_policy.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
+#include <utility>
+
+#include "launcher/signal_numbers.h"
 
 namespace ddprun::launcher {
 
@@ -19,7 +20,7 @@ SignalPolicy::Action SignalPolicy::on(int signal, TimePoint now) {
     stopped_at_ = now;
     return Action::stop;
   }
-  if (signal != SIGINT && signal != SIGQUIT) return Action::ignore;
+  if (signal != kSigInt && signal != kSigQuit) return Action::ignore;
   return now - *stopped_at_ < std::chrono::milliseconds(300) ? Action::ignore : Action::stop_now;
 }
 
