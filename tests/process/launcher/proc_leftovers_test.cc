@@ -53,18 +53,29 @@ TEST(Leftovers, HelpersGetTimeToLeave) {
   EXPECT_NE(harness.console_out().find("saved 0\n"), std::string::npos);
 }
 
-TEST(Leftovers, ThenSigtermThenSigkill) {
+TEST(Leftovers, ThenTheyGetSigterm) {
+  Harness harness;
+  harness.options.leftover_times = kPatient;
+  harness.options.leftover_times.leave = milliseconds(20);
+  auto group = harness.make();
+  ASSERT_TRUE(
+      group->start(harness.workers("(trap 'echo term >$T/term; exit' TERM; : >$T/a; while :; do sleep 0.01; done) & "
+                                   "while [ ! -e $T/a ]; do sleep 0.01; done",
+                                   1)));
+  finish(harness, *group);
+  EXPECT_EQ(read_file(harness.folder / "term"), "term\n");
+}
+
+TEST(Leftovers, ThenSigkill) {
   Harness harness;
   harness.options.leftover_times = kQuick;
   auto group = harness.make();
   ASSERT_TRUE(
-      group->start(harness.workers("(trap 'echo term >$T/term; exit' TERM; : >$T/a; while :; do sleep 0.01; done) & "
-                                   "(trap '' TERM; sh -c 'echo $PPID' >$T/b; while :; do sleep 0.01; done) & "
-                                   "while [ ! -e $T/a ] || [ ! -s $T/b ]; do sleep 0.01; done",
+      group->start(harness.workers("(trap '' TERM; sh -c 'echo $PPID' >$T/pid; while :; do sleep 0.01; done) & "
+                                   "while [ ! -s $T/pid ]; do sleep 0.01; done",
                                    1)));
   finish(harness, *group);
-  EXPECT_EQ(read_file(harness.folder / "term"), "term\n");
-  EXPECT_TRUE(is_dead(pid_in(harness.folder / "b")));
+  EXPECT_TRUE(is_dead(pid_in(harness.folder / "pid")));
 }
 
 TEST(Leftovers, WaitLetsThemFinish) {
