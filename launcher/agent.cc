@@ -41,7 +41,6 @@ constexpr milliseconds kOverslept{1'000};
 constexpr milliseconds kLook{5'000};
 constexpr milliseconds kSpinPause{1'000};
 
-static_assert(kSigTerm == SIGTERM && kSigKill == SIGKILL);
 static_assert(kKillLimit > kWorkerKillLimit);  // else the machine ends before the group has said who is stuck
 
 std::string random_id() {

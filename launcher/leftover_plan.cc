@@ -1,8 +1,8 @@
 #include "launcher/leftover_plan.h"
 
-#include <signal.h>
-
 #include <algorithm>
+
+#include "launcher/signal_numbers.h"
 
 namespace ddprun::launcher {
 
@@ -50,7 +50,7 @@ std::optional<TimePoint> LeftoverPlan::tell(const Leftover& leftover, TimePoint 
   }
   const auto order = [&](int signal) { step.orders.push_back({leftover.pid, leftover.start_time, signal}); };
   const auto kill = [&]() -> TimePoint {
-    order(SIGKILL);
+    order(kSigKill);
     told.killed = now;
     return now + times_.dead;
   };
@@ -83,7 +83,7 @@ std::optional<TimePoint> LeftoverPlan::tell(const Leftover& leftover, TimePoint 
   if (now < since + times_.leave) return since + times_.leave;
   // One that came late, of a worker that is long gone, has had the others' time.
   if (now >= since + times_.leave + times_.terminate) return kill();
-  order(SIGTERM);
+  order(kSigTerm);
   told.terminated = now;
   return now + times_.terminate;
 }

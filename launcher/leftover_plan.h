@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <map>
 #include <optional>
@@ -10,6 +8,7 @@
 
 #include "common/clock.h"
 
+// Process ids are plain ints here: pid_t's header is the system's.
 namespace ddprun::launcher {
 
 // What becomes of processes that workers leave (--leftovers).
@@ -31,7 +30,7 @@ struct LeftoverTimes {
 
 // A process that a worker left, as one look has shown it.
 struct Leftover {
-  pid_t pid = 0;
+  int pid = 0;
   unsigned long long start_time = 0;  // tells it from a later process with the same id
   // Its work is to clean up when the others are gone (multiprocessing's resource tracker, torch's shm manager): it ends
   // by itself when nobody holds its pipe any more, and what it guards stays in /dev/shm when it is killed before.
@@ -47,13 +46,13 @@ struct Leftover {
 class LeftoverPlan {
  public:
   struct Order {
-    pid_t pid = 0;
+    int pid = 0;
     unsigned long long start_time = 0;
     int signal = 0;
   };
   struct Step {
     std::vector<Order> orders;
-    std::vector<pid_t> stuck;           // newly given up: SIGKILL does not reach them
+    std::vector<int> stuck;           // newly given up: SIGKILL does not reach them
     bool done = false;                  // nothing is left that can be waited for
     std::optional<TimePoint> deadline;  // when the next order is due; nullopt: none is, or only a change brings one
   };
@@ -84,7 +83,7 @@ class LeftoverPlan {
   std::optional<TimePoint> stopped_waiting_at_;
   int asked_signal_ = 0;
   std::optional<TimePoint> trackers_alone_since_;
-  std::map<std::pair<pid_t, unsigned long long>, Told> told_;
+  std::map<std::pair<int, unsigned long long>, Told> told_;
 };
 
 }  // namespace ddprun::launcher

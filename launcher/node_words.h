@@ -5,13 +5,10 @@
 
 #include "common/rdzv_protocol.h"
 #include "launcher/job_outcome.h"
+#include "launcher/signal_numbers.h"
 
 // Outcomes and words of a node's life that need nothing but their arguments. Pure.
 namespace ddprun::launcher {
-
-// Linux's numbers, here because <signal.h> is not for pure code; agent.cc asserts that they are right.
-inline constexpr int kSigKill = 9;
-inline constexpr int kSigTerm = 15;
 
 // "SIGTERM", "signal 35"
 std::string signal_word(int signal);

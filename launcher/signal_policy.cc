@@ -1,9 +1,10 @@
 #include "launcher/signal_policy.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
+#include <utility>
+
+#include "launcher/signal_numbers.h"
 
 namespace ddprun::launcher {
 
@@ -20,7 +21,7 @@ SignalPolicy::Action SignalPolicy::on(int signal, TimePoint now) {
     stopped_by_ = signal;
     return Action::stop;
   }
-  if (signal != SIGINT && signal != SIGQUIT) return Action::ignore;
+  if (signal != kSigInt && signal != kSigQuit) return Action::ignore;
   const bool echo = signal == stopped_by_ && now - *stopped_at_ < std::chrono::milliseconds(300);
   return echo ? Action::ignore : Action::stop_now;
 }

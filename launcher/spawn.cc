@@ -18,9 +18,12 @@
 #include "launcher/clone_child.h"
 #include "launcher/limits.h"
 #include "launcher/process.h"
+#include "launcher/signal_numbers.h"
 
 // Boost-free half of process.h: signals, exit status, spawn().
 namespace ddprun::launcher {
+
+static_assert(kSigInt == SIGINT && kSigQuit == SIGQUIT && kSigKill == SIGKILL && kSigTerm == SIGTERM);
 
 InheritedSignals::InheritedSignals() {
   for (int n = 0; n < NSIG; ++n) {
