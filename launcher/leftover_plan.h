@@ -52,7 +52,7 @@ class LeftoverPlan {
   };
   struct Step {
     std::vector<Order> orders;
-    std::vector<int> stuck;           // newly given up: SIGKILL does not reach them
+    std::vector<int> stuck;             // newly given up: SIGKILL does not reach them
     bool done = false;                  // nothing is left that can be waited for
     std::optional<TimePoint> deadline;  // when the next order is due; nullopt: none is, or only a change brings one
   };
