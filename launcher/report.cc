@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "common/exit_code.h"
 #include "common/printable.h"
 #include "launcher/error_file.h"
 #include "launcher/process.h"
@@ -51,14 +52,32 @@ std::string in_block(const std::string& words) {
   return out;
 }
 
-std::string notes(const JobReport& report) {
-  std::string text;
-  for (const auto& note : report.notes) text += "Note: " + in_block(note) + "\n";
-  return text;
-}
-
 std::string rank_and_host(const FailureRecord& failure) {
   return fmt::format("rank {}{}", failure.rank.value, failure.host.empty() ? "" : " on " + printable(failure.host));
+}
+
+// Why a 75, which says "start me again", has failed the job. The node whose workers did not agree knows best and says
+// so itself; the other nodes get the code alone.
+std::string why_not_resumed(const JobReport& report) {
+  if (!report.root_cause) return "";
+  const FailureRecord& root = *report.root_cause;
+  if (root.signal != 0 || root.exit_code != exit_code::kResumeMe || !root.message.empty()) return "";
+  const auto explains = [](const std::string& text) { return text.find("75 (state saved)") != std::string::npos; };
+  if (explains(report.reason) || std::any_of(report.notes.begin(), report.notes.end(), explains)) return "";
+  return rank_and_host(root) +
+         " ended with 75 (state saved), others did not: there is no state that all can resume from";
+}
+
+std::vector<std::string> all_notes(const JobReport& report) {
+  std::vector<std::string> notes = report.notes;
+  if (std::string why = why_not_resumed(report); !why.empty()) notes.push_back(std::move(why));
+  return notes;
+}
+
+std::string notes_text(const JobReport& report) {
+  std::string text;
+  for (const auto& note : all_notes(report)) text += "Note: " + in_block(note) + "\n";
+  return text;
 }
 
 std::string error_file_path(const FailureRecord& failure) {
@@ -206,7 +225,7 @@ std::string remedy(const JobReport& report, const FailureRecord& failure) {
 std::string to_text(const JobReport& report) {
   if (report.success || (!report.root_cause && report.reason.empty())) return "";
   const std::string rule = std::string(kWidth, '=') + "\n";
-  if (!report.root_cause) return fmt::format("ddprun: {}\n{}", in_block(report.reason), notes(report));
+  if (!report.root_cause) return fmt::format("ddprun: {}\n{}", in_block(report.reason), notes_text(report));
   const FailureRecord& root = *report.root_cause;
   const std::string what = report.entrypoint.empty() ? "job" : printable(report.entrypoint);
   const std::string message = failure_message(root);
@@ -223,7 +242,7 @@ std::string to_text(const JobReport& report) {
     text += fmt::format("Collectives: {}\n", printable(rest.substr(0, end)));
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  text += notes(report) + earlier_attempts(report);
+  text += notes_text(report) + earlier_attempts(report);
   if (!report.reason.empty()) text += "Job: " + in_block(report.reason) + "\n";
   if (!root.log_paths.empty()) {
     std::string paths;
@@ -256,7 +275,7 @@ std::string to_json(const JobReport& report) {
                            {"entrypoint", report.entrypoint},
                            {"python", report.python},
                            {"log_folder", report.log_folder},
-                           {"notes", report.notes},
+                           {"notes", all_notes(report)},
                            {"collectives", report.collectives},
                            {"root_cause", nullptr},
                            {"failures", nlohmann::json::array()},

@@ -261,6 +261,21 @@ TEST(Report, NotesOfTheOutcomeAreInBoth) {
             "ddprun: rendezvous timed out\nNote: rank 0 ended with 0 at 04:12:07, before the others\n");
 }
 
+// A node that does not own the root cause gets its exit code alone.
+TEST(Report, A75ThatFailedTheJobIsExplainedOnEveryNode) {
+  JobReport report = job(failed(1, 75));
+  const std::string why =
+      "rank 1 on node1 ended with 75 (state saved), others did not: there is no state that all can "
+      "resume from";
+  EXPECT_THAT(to_text(report), HasSubstr("\nNote: " + why + "\n"));
+  EXPECT_EQ(nlohmann::json::parse(to_json(report))["notes"], nlohmann::json({why}));
+  report.notes = {
+      "some workers ended with 75 (state saved), others with 0: there is no state that all can resume from"};
+  EXPECT_THAT(to_text(report), Not(HasSubstr("others did not")));
+  EXPECT_EQ(nlohmann::json::parse(to_json(report))["notes"].size(), 1u);
+  EXPECT_THAT(to_text(job(failed(1, 3))), Not(HasSubstr("Note:")));
+}
+
 TEST(Report, OwnErrorFileHasTorchsSchema) {
   testing::Folder folder;
   const std::string path = folder / "error.json";
