@@ -19,8 +19,10 @@ SignalPolicy::Action SignalPolicy::on(int signal, TimePoint now) {
     stopped_at_ = now;
     return Action::stop;
   }
-  if (signal != SIGINT && signal != SIGQUIT) return Action::ignore;
-  return now - *stopped_at_ < std::chrono::milliseconds(300) ? Action::ignore : Action::stop_now;
+  if (!is_impatient(signal)) return Action::ignore;
+  return now - *stopped_at_ < std::chrono::milliseconds(300) ? Action::echo : Action::stop_now;
 }
+
+bool SignalPolicy::is_impatient(int signal) { return signal == SIGINT || signal == SIGQUIT; }
 
 }  // namespace ddprun::launcher
