@@ -16,7 +16,11 @@ constexpr std::size_t kMaxAnswer = 1u << 30;  // status of a million nodes takes
 Result<CtlClient> CtlClient::connect(const Endpoint& endpoint, std::chrono::milliseconds limit) {
   const TimePoint deadline = SteadyClock::now() + limit;
   auto fd = tcp_connect_once(endpoint, deadline);
-  if (!fd) return std::move(fd).error().with_context("no rendezvous at " + endpoint.to_string());
+  if (!fd) {
+    return Error(fd.error().code(), "no rendezvous at " + endpoint.to_string() + ": " + fd.error().message() +
+                                        "; name the job's with --rdzv-endpoint=HOST:PORT before the command (ddprun "
+                                        "logs its own at the start)");
+  }
   rdzv::Hello hello;
   hello.kind = rdzv::PeerKind::operator_tool;
   if (auto sent = write_all(fd->get(), rdzv::encode(hello), deadline); !sent) return std::move(sent).error();

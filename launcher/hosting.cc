@@ -42,7 +42,8 @@ std::string Hosting::waiting_hint() const {
   if (one_node() || !(is_loopback_name(endpoint_.host) || is_unspecified(endpoint_.host))) return "";
   const std::string what = is_unspecified(endpoint_.host) ? "no address of one host" : "a loopback address";
   return "; the endpoint " + endpoint_.to_string() + " is " + what + ", which reaches this host only: nodes on other " +
-         "hosts need a name or an address of the one that serves";
+         "hosts need a name or an address of the one that serves (" +
+         (is_static() ? "--master-addr" : "--rdzv-endpoint") + ", the same on every node)";
 }
 
 asio::awaitable<Result<void>> Hosting::prepare() {

@@ -344,18 +344,22 @@ class Launch {
       const std::string name = signal_text(number);
       switch (policy.on(number, SteadyClock::now())) {
         case SignalPolicy::Action::stop:
-          log_warning("{}: {}; workers get it and have {} s", name,
+          log_warning("{}: {}; workers that run get it and have {} s{}", name,
                       options_.nnodes_max > 1 ? "this node leaves the job" : "the job ends",
-                      options_.shutdown_timeout.count() / 1000.0);
+                      options_.shutdown_timeout.count() / 1000.0,
+                      SignalPolicy::is_impatient(number) ? " (once more: they are killed at once)" : "");
           agent.stop(number);
           break;
         case SignalPolicy::Action::stop_now:
-          log_warning("{} again: killing the workers now", name);
+          log_warning("{} while the job ends: killing the workers now", name);
           agent.stop(number);
           break;
         case SignalPolicy::Action::forward:
           log_info("{}: passed to the workers", name);
           agent.forward(number);
+          break;
+        case SignalPolicy::Action::echo:
+          log_warning("{} so soon after the first signal counts as its echo: once more kills the workers now", name);
           break;
         case SignalPolicy::Action::ignore:
           log_info("{} again: the job is ending already", name);

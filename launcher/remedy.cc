@@ -122,6 +122,19 @@ std::string find_remedy(const FailureRecord& failure, const std::string& python)
       contains(text, "ncclRemoteError")) {
     return "NCCL failed: start again with --nccl-debug to see its own reason";
   }
+  // Of our own start errors (launcher/limits.h), of shells, and of Python's threads.
+  if (contains(failure.message, "the limit on processes is reached") || contains(text, "can't start new thread") ||
+      contains(text, "fork: retry: Resource temporarily unavailable")) {
+    return "this user or control group may have no more processes and threads: raise it with ulimit -u (pids.max: at "
+           "the container or batch job), or start fewer workers (--nproc-per-node)";
+  }
+  if (contains(failure.message, "the limit on open files is reached")) {
+    return "raise it with ulimit -n, or start fewer workers on this node (--nproc-per-node)";
+  }
+  if (contains(text, "Exec format error")) {
+    return "it is not a program for this machine: no executable of this architecture, and no script either, whose "
+           "first line names its interpreter after #!";
+  }
   if (failure.exit_code == exit_code::kProgramNotFound || contains(failure.message, "No such file")) {
     return "the program was not found: check the path and PATH, on every node; in a script, the interpreter named "
            "after #! must exist too";
@@ -129,7 +142,6 @@ std::string find_remedy(const FailureRecord& failure, const std::string& python)
   if (failure.exit_code == exit_code::kNotExecutable || contains(failure.message, "Permission denied")) {
     return "the program cannot be executed: chmod +x it, and see that its file system is not mounted noexec";
   }
-  if (contains(text, "Exec format error")) return "the program is not for this machine, or a script without #! line";
   if (contains(text, "Permission denied")) {
     return "something may not be read, written or executed by this user: the line above names it";
   }

@@ -305,6 +305,8 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       told_broken = true;
       return;
     }
+    const bool nobody_came = shutdown != nullptr && shutdown->cause == rdzv::ShutdownCause::too_few_nodes;
+    if (nobody_came && standing == Standing::joining) shutdown->reason += options.waiting_hint;
     if (events.on_message) events.on_message(std::move(message));
   }
 

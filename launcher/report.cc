@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "common/exit_code.h"
 #include "common/printable.h"
 #include "launcher/error_file.h"
 #include "launcher/process.h"
@@ -51,21 +52,46 @@ std::string in_block(const std::string& words) {
   return out;
 }
 
-std::string notes(const JobReport& report) {
-  std::string text;
-  for (const auto& note : report.notes) text += "Note: " + in_block(note) + "\n";
-  return text;
-}
+// A node that could not start its workers: the message says all, and there is no rank, code or process to name.
+bool no_worker_ran(const FailureRecord& failure) { return !failure.message.empty(); }
 
 std::string rank_and_host(const FailureRecord& failure) {
   return fmt::format("rank {}{}", failure.rank.value, failure.host.empty() ? "" : " on " + printable(failure.host));
+}
+
+// Why a 75, which says "start me again", has failed the job. The node whose workers did not agree knows best and says
+// so itself; the other nodes get the code alone.
+std::string why_not_resumed(const JobReport& report) {
+  if (!report.root_cause) return "";
+  const FailureRecord& root = *report.root_cause;
+  if (root.signal != 0 || root.exit_code != exit_code::kResumeMe || no_worker_ran(root)) return "";
+  const auto explains = [](const std::string& text) { return text.find("75 (state saved)") != std::string::npos; };
+  if (explains(report.reason) || std::any_of(report.notes.begin(), report.notes.end(), explains)) return "";
+  return rank_and_host(root) +
+         " ended with 75 (state saved), others did not: there is no state that all can resume from";
+}
+
+std::vector<std::string> all_notes(const JobReport& report) {
+  std::vector<std::string> notes = report.notes;
+  if (std::string why = why_not_resumed(report); !why.empty()) notes.push_back(std::move(why));
+  return notes;
+}
+
+std::string notes_text(const JobReport& report) {
+  std::string text;
+  for (const auto& note : all_notes(report)) text += "Note: " + in_block(note) + "\n";
+  return text;
 }
 
 std::string error_file_path(const FailureRecord& failure) {
   for (const auto& path : failure.log_paths) {
     if (path.ends_with("error.json")) return printable(path);
   }
-  return failure.error_file_json.empty() ? "<N/A>" : "(temporary, shown below)";
+  if (failure.error_file_json.empty()) return "<N/A>";
+  const ErrorFile file = parse_error_file(failure.error_file_json);
+  if (!file.message.empty() || !file.callstack.empty()) return "(temporary, shown below)";
+  const bool is_json = !error_file_value(failure.error_file_json).is_null();
+  return is_json ? "(temporary, has no message)" : "(temporary, not readable as JSON)";
 }
 
 // Lines of `text`, cut from the front to the last `most`, each but the first put behind `indent`.
@@ -114,8 +140,20 @@ std::string last_lines(const JobReport& report, const FailureRecord& root) {
   return text;
 }
 
+// "rank 1 on node1: exit code 3", or why no worker ran.
+std::string who_and_how(const FailureRecord& failure) {
+  const std::string how = printable(how_it_ended(failure));
+  return no_worker_ran(failure) ? how : rank_and_host(failure) + ": " + how;
+}
+
 // The block with torchrun's labels, which people and log parsers know.
 std::string labelled(const JobReport& report, const FailureRecord& failure) {
+  if (no_worker_ran(failure)) {
+    return fmt::format(
+        "  time      : {}\n"
+        "  host      : {}\n",
+        local_time(failure.unix_time), printable(failure.host));
+  }
   std::string code = failure.signal != 0 ? std::to_string(-failure.signal) : std::to_string(failure.exit_code);
   code += fmt::format(" (pid: {})", failure.pid);
   if (failure.signal != 0) code += " (" + signal_name(failure.signal) + ")";
@@ -143,8 +181,7 @@ std::string others(const JobReport& report) {
       ++stopped;
     } else if (named < kMaxOthers) {
       ++named;
-      text +=
-          fmt::format("{}{}: {}", text.empty() ? "" : "; ", rank_and_host(failure), printable(how_it_ended(failure)));
+      text += (text.empty() ? "" : "; ") + who_and_how(failure);
     } else {
       ++more;
     }
@@ -174,6 +211,7 @@ nlohmann::json to_object(const JobReport& report, const FailureRecord& failure) 
                            {"last_lines", failure.last_lines},
                            {"log_paths", failure.log_paths}};
   object["error_file"] = error_file_value(failure.error_file_json);
+  if (no_worker_ran(failure)) object["rank"] = object["local_rank"] = object["pid"] = nullptr;
   return object;
 }
 
@@ -206,12 +244,12 @@ std::string remedy(const JobReport& report, const FailureRecord& failure) {
 std::string to_text(const JobReport& report) {
   if (report.success || (!report.root_cause && report.reason.empty())) return "";
   const std::string rule = std::string(kWidth, '=') + "\n";
-  if (!report.root_cause) return fmt::format("ddprun: {}\n{}", in_block(report.reason), notes(report));
+  if (!report.root_cause) return fmt::format("ddprun: {}\n{}", in_block(report.reason), notes_text(report));
   const FailureRecord& root = *report.root_cause;
   const std::string what = report.entrypoint.empty() ? "job" : printable(report.entrypoint);
   const std::string message = failure_message(root);
   std::string text = rule;
-  text += fmt::format("{} FAILED: {}: {}{}\n", what, rank_and_host(root), printable(how_it_ended(root)),
+  text += fmt::format("{} FAILED: {}{}\n", what, who_and_how(root),
                       message.empty() ? "" : ": " + printable_without_colours(message));
   text += "Root Cause (first observed failure):\n" + labelled(report, root);
   if (const std::string advice = remedy(report, root); !advice.empty())
@@ -223,7 +261,7 @@ std::string to_text(const JobReport& report) {
     text += fmt::format("Collectives: {}\n", printable(rest.substr(0, end)));
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  text += notes(report) + earlier_attempts(report);
+  text += notes_text(report) + earlier_attempts(report);
   if (!report.reason.empty()) text += "Job: " + in_block(report.reason) + "\n";
   if (!root.log_paths.empty()) {
     std::string paths;
@@ -256,7 +294,7 @@ std::string to_json(const JobReport& report) {
                            {"entrypoint", report.entrypoint},
                            {"python", report.python},
                            {"log_folder", report.log_folder},
-                           {"notes", report.notes},
+                           {"notes", all_notes(report)},
                            {"collectives", report.collectives},
                            {"root_cause", nullptr},
                            {"failures", nlohmann::json::array()},

@@ -21,9 +21,11 @@ SignalPolicy::Action SignalPolicy::on(int signal, TimePoint now) {
     stopped_by_ = signal;
     return Action::stop;
   }
-  if (signal != kSigInt && signal != kSigQuit) return Action::ignore;
+  if (!is_impatient(signal)) return Action::ignore;
   const bool echo = signal == stopped_by_ && now - *stopped_at_ < std::chrono::milliseconds(300);
-  return echo ? Action::ignore : Action::stop_now;
+  return echo ? Action::echo : Action::stop_now;
 }
+
+bool SignalPolicy::is_impatient(int signal) { return signal == kSigInt || signal == kSigQuit; }
 
 }  // namespace ddprun::launcher

@@ -13,11 +13,12 @@ namespace ddprun::launcher {
 // within 300 ms is its echo: a terminal and a wrapper both pass Ctrl-C on.
 class SignalPolicy {
  public:
-  enum class Action { stop, stop_now, forward, ignore };
+  enum class Action { stop, stop_now, forward, echo, ignore };
 
   SignalPolicy(std::vector<int> ends_job, std::vector<int> forwarded);
 
   Action on(int signal, TimePoint now);
+  static bool is_impatient(int signal);  // SIGINT or SIGQUIT: the second one kills
 
  private:
   std::vector<int> ends_job_, forwarded_;

@@ -331,7 +331,7 @@ Actions Membership::stop(const std::string& reason, TimePoint) {
   rdzv::Shutdown shutdown;
   shutdown.cause = rdzv::ShutdownCause::stopped;
   shutdown.reason = reason;
-  end(shutdown, "stopped: " + reason, out);
+  end(shutdown, reason, out);
   return out;
 }
 

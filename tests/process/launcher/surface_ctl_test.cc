@@ -40,6 +40,14 @@ TEST_F(Ddpctl, Doctor) {
   EXPECT_EQ(run.out.rfind("error    open files: the limit is 200", 0), 0u) << run.out;
 }
 
+TEST_F(Ddpctl, WithoutARendezvousItSaysHowToNameOne) {
+  HeldPort port;  // bound, and nobody listens
+  const auto run = runner.run({"ddpctl", "--rdzv-endpoint=127.0.0.1:" + std::to_string(port.port), "status"});
+  EXPECT_EQ(run.code, 69);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("no rendezvous at 127.0.0.1:" + std::to_string(port.port)),
+                             HasSubstr("--rdzv-endpoint=HOST:PORT"), HasSubstr("logs its own at the start")));
+}
+
 // What doctor says of a folder for logs is what ddprun would say.
 TEST_F(Ddpctl, DoctorTriesTheLogDirectory) {
   runner.write("file", "x");

@@ -138,7 +138,26 @@ TEST(Terminal, CtrlCEndsTheJob) {
   ASSERT_TRUE(job.wait_for("up"));
   job.type("\x03");
   EXPECT_EQ(job.wait(), 130);
-  EXPECT_THAT(job.shown(), HasSubstr("SIGINT"));
+  EXPECT_THAT(job.shown(), HasSubstr("workers that run get it and have 30 s (once more: they are killed at once)"));
+}
+
+// Whoever types again too soon learns that it did not count; the one that counts is called by its own name.
+TEST(Terminal, AnotherKeyWhileTheJobEndsKills) {
+  OnTerminal job({"--standalone", "--shutdown-timeout=600", "--no-python", "sh", "-c",
+                  "trap '' INT QUIT TERM; echo up; while :; do sleep 1; done"});
+  ASSERT_TRUE(job.wait_for("up"));
+  job.type("\x03");
+  ASSERT_TRUE(job.wait_for("once more: they are killed at once")) << job.shown();
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  do {
+    ASSERT_LT(std::chrono::steady_clock::now(), limit) << job.shown();
+    ::usleep(20'000);
+    job.type("\x1c");
+    ASSERT_TRUE(job.wait_for("SIGQUIT ")) << job.shown();
+    ASSERT_TRUE(job.wait_for("now")) << job.shown();
+  } while (job.shown().find("SIGQUIT while the job ends: killing the workers now") == std::string::npos);
+  EXPECT_EQ(job.wait(), 130);
+  EXPECT_THAT(job.shown(), Not(HasSubstr("again")));
 }
 
 }  // namespace

@@ -95,7 +95,14 @@ class Addresses(RendezvousTest):
         node = self.ddprun("alone", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}",
                            "--rdzv-conf=is_host=0,join_timeout=2")
         self.assertEqual(node.wait(), 69)
-        self.assertRegex(node.errors(), r"is a loopback address, which reaches this host only")
+        self.assertRegex(node.errors(), r"is a loopback address, which reaches this host only.*--rdzv-endpoint")
+
+    def test_the_serving_node_of_a_static_job_hears_it_too(self):
+        node = self.ddprun("static", "--nnodes=2", "--node-rank=0", f"--master-port={free_port()}",
+                           "--rdzv-conf=join_timeout=2")
+        self.assertEqual(node.wait(), 69, node.errors())
+        self.assertRegex(node.errors(), r"rendezvous timed out.*is a loopback address, which reaches this host only.*"
+                                        "--master-addr")
 
 
 if __name__ == "__main__":

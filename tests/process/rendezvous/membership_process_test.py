@@ -272,7 +272,7 @@ class Rendezvous(RendezvousTest):
                 self.assertIn(f"ddprun: stopped with ddpctl stop; {saved}", node.errors())
         self.assertEqual(self.ctl(endpoint, "stop", "job").returncode, 1)
         poll("its nodes are gone", lambda: self.ctl(endpoint, "roster", "job").returncode)
-        self.assertIn("the job has ended: stopped: stopped with ddpctl stop", self.ctl(endpoint, "roster", "job").stderr)
+        self.assertIn("the job has ended: stopped with ddpctl stop", self.ctl(endpoint, "roster", "job").stderr)
         self.assertIn("no job 'another' is known", self.ctl(endpoint, "roster", "another").stderr)
         self.assertEqual(self.ctl(endpoint, "sttus").returncode, 2)
         self.assertEqual(self.ctl(f"127.0.0.1:{free_port()}", "status").returncode, 69)

@@ -113,6 +113,19 @@ TEST(Report, BrokenErrorFileDoesNotBreakIt) {
   EXPECT_TRUE(nlohmann::json::parse(to_json(report))["root_cause"]["error_file"].is_null());
 }
 
+TEST(Report, AnErrorFileThatSaysNothingIsNotSaidToBeShown) {
+  const auto label = [](std::string json) {
+    FailureRecord root = failed(1, 9);
+    root.error_file_json = std::move(json);
+    const std::string text = to_text(job(root));
+    const std::size_t at = text.find("error_file: ");
+    return text.substr(at, text.find('\n', at) - at);
+  };
+  EXPECT_EQ(label("\x93\x01\xff random"), "error_file: (temporary, not readable as JSON)");
+  EXPECT_EQ(label(R"({"message":{"message":null}})"), "error_file: (temporary, has no message)");
+  EXPECT_EQ(label(R"({"message": {"message": "E: x", "extraInfo")"), "error_file: (temporary, shown below)");
+}
+
 TEST(Report, JsonHasTheSameFacts) {
   FailureRecord root = failed(1, 0, SIGABRT);
   root.last_lines = {"a", "b"};
@@ -261,6 +274,44 @@ TEST(Report, NotesOfTheOutcomeAreInBoth) {
             "ddprun: rendezvous timed out\nNote: rank 0 ended with 0 at 04:12:07, before the others\n");
 }
 
+// A node that does not own the root cause gets its exit code alone.
+TEST(Report, A75ThatFailedTheJobIsExplainedOnEveryNode) {
+  JobReport report = job(failed(1, 75));
+  const std::string why =
+      "rank 1 on node1 ended with 75 (state saved), others did not: there is no state that all can "
+      "resume from";
+  EXPECT_THAT(to_text(report), HasSubstr("\nNote: " + why + "\n"));
+  EXPECT_EQ(nlohmann::json::parse(to_json(report))["notes"], nlohmann::json({why}));
+  report.notes = {
+      "some workers ended with 75 (state saved), others with 0: there is no state that all can resume from"};
+  EXPECT_THAT(to_text(report), Not(HasSubstr("others did not")));
+  EXPECT_EQ(nlohmann::json::parse(to_json(report))["notes"].size(), 1u);
+  EXPECT_THAT(to_text(job(failed(1, 3))), Not(HasSubstr("Note:")));
+}
+
+TEST(Report, WhereNoWorkerRanNoneIsNamed) {
+  ::setenv("TZ", "UTC", 1);
+  FailureRecord root = failed(0, 1);
+  root.pid = 0;
+  root.message =
+      "node1 cannot start its workers: cannot start local rank 1: clone for /x: Resource temporarily "
+      "unavailable: the limit on processes is reached (ulimit -u is 4 for this user)";
+  JobReport report = job(root);
+  FailureRecord other = root;
+  other.host = "node2";
+  other.message = "node2 cannot start its workers: no";
+  report.failures.push_back(other);
+  const std::string text = to_text(report);
+  EXPECT_THAT(text, HasSubstr("train.py FAILED: node1 cannot start its workers: cannot start local rank 1: "));
+  EXPECT_THAT(text, HasSubstr("  time      : 2025-11-29_19:11:40\n  host      : node1\nWhat to do: "));
+  EXPECT_THAT(text, HasSubstr("raise it with ulimit -u"));
+  EXPECT_THAT(text, HasSubstr("Others: node2 cannot start its workers: no\n"));
+  for (const char* words : {"rank 0", "exitcode", "pid:", "<N/A>"}) EXPECT_THAT(text, Not(HasSubstr(words)));
+  const auto json = nlohmann::json::parse(to_json(report))["root_cause"];
+  for (const char* key : {"rank", "local_rank", "pid"}) EXPECT_TRUE(json[key].is_null()) << key;
+  EXPECT_EQ(json["how"], root.message);
+}
+
 TEST(Report, OwnErrorFileHasTorchsSchema) {
   testing::Folder folder;
   const std::string path = folder / "error.json";
@@ -369,6 +420,20 @@ TEST(Remedy, EachFailureItsOwnSentence) {
       EXPECT_THAT(advice, HasSubstr(c.advice)) << c.line;
     }
   }
+}
+
+TEST(Remedy, WhatKeptWorkersFromStarting) {
+  FailureRecord failure = failed(0, 126);
+  failure.message = "node1 cannot start its workers: cannot start local rank 0: exec ./junk: Exec format error";
+  EXPECT_THAT(find_remedy(failure, ""), HasSubstr("not a program for this machine"));
+  EXPECT_THAT(find_remedy(failure, ""), Not(HasSubstr("chmod")));
+  failure.message = "node1 cannot start its workers: exec ./junk: Permission denied";
+  EXPECT_THAT(find_remedy(failure, ""), HasSubstr("chmod +x"));
+  failure.exit_code = 1;
+  failure.message = "node1 cannot start its workers: pipe: the limit on open files is reached (ulimit -n is 64)";
+  EXPECT_THAT(find_remedy(failure, ""), HasSubstr("raise it with ulimit -n"));
+  failure.message = "node1 cannot start its workers: clone: the limit on processes is reached (ulimit -u is 4)";
+  EXPECT_THAT(find_remedy(failure, ""), HasSubstr("raise it with ulimit -u"));
 }
 
 TEST(Remedy, AThreadThatOutlivesThePythonInterpreter) {

@@ -148,7 +148,7 @@ TEST(SignalPolicy, FirstEndsGracefullyAnImpatientSecondAtOnce) {
   EXPECT_EQ(policy.on(SIGUSR1, at(0)), Action::forward);
   EXPECT_EQ(policy.on(SIGUSR2, at(0)), Action::ignore);
   EXPECT_EQ(policy.on(SIGINT, at(10)), Action::stop);
-  EXPECT_EQ(policy.on(SIGINT, at(50)), Action::ignore);  // the same Ctrl-C by another way
+  EXPECT_EQ(policy.on(SIGINT, at(50)), Action::echo);  // the same Ctrl-C by another way
   EXPECT_EQ(policy.on(SIGTERM, at(5000)), Action::ignore);
   EXPECT_EQ(policy.on(SIGUSR1, at(5000)), Action::forward);
   EXPECT_EQ(policy.on(SIGINT, at(6000)), Action::stop_now);

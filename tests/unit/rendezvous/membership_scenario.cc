@@ -204,7 +204,7 @@ std::string MembershipScenario::run(const std::string& command) {
     quiet_.insert(name);
     return render(actions);
   }
-  if (verb == "stop") return render(membership_.stop("ddpctl stop", now_));
+  if (verb == "stop") return render(membership_.stop("stopped with ddpctl stop", now_));
   if (verb == "restart-daemon") {  // "knowing": with a state file
     const auto known = membership_.known_world();
     membership_ = Membership(RunId("job"));
