@@ -9,8 +9,8 @@ namespace ddprun::launcher {
 
 // What a signal to the launcher means. Decides only.
 // The first signal of `ends_job` stops the job gracefully. After that SIGINT and SIGQUIT (somebody at a terminal is
-// impatient) stop it at once; all others, which schedulers like to send twice, change nothing. The same signal once more
-// within 300 ms is its echo: a terminal and a wrapper both pass Ctrl-C on.
+// impatient) stop it at once; all others, which schedulers like to send twice, change nothing. The same signal once
+// more within 300 ms is its echo: a terminal and a wrapper both pass Ctrl-C on.
 class SignalPolicy {
  public:
   enum class Action { stop, stop_now, forward, echo, ignore };
