@@ -96,7 +96,7 @@ std::vector<Stray> find_strays(const GuardDuties& duties, bool unknown_is_tracke
   }
   std::set<pid_t> found;
   for (const auto& cgroup : duties.cgroups) {
-    for (const pid_t pid : cgroup_members(cgroup)) found.insert(pid);
+    for (const pid_t pid : cgroup_tree_members(cgroup)) found.insert(pid);
   }
   if (!duties.token.empty()) {
     for (const pid_t pid : find_processes("/proc", sessions, duties.token)) found.insert(pid);

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -73,6 +74,36 @@ std::vector<std::string_view> words(std::string_view text) {
     out.push_back(text.substr(begin, at - begin));
   }
   return out;
+}
+
+// The control group and those that its processes have made in it, deepest first. There may be as many as they like: so
+// many at a time.
+constexpr std::size_t kMostGroups = 1000;
+constexpr int kDeepestGroup = 64;
+
+void list_groups(const std::string& folder, int depth, std::vector<std::string>& out) {
+  struct stat info = {};
+  // One link for its name, one for its own ".", one for each group in it.
+  const bool leaf = ::stat(folder.c_str(), &info) != 0 || info.st_nlink <= 2 || depth == kDeepestGroup;
+  std::vector<std::string> below;
+  if (!leaf) {
+    const std::unique_ptr<DIR, CloseDir> dir(::opendir(folder.c_str()));
+    while (const dirent* entry = dir ? ::readdir(dir.get()) : nullptr) {
+      const std::string_view name = entry->d_name;
+      if (entry->d_type == DT_DIR && name != "." && name != "..") below.push_back(folder + "/" + entry->d_name);
+      if (below.size() == kMostGroups) break;
+    }
+  }
+  for (const auto& group : below) {
+    if (out.size() < kMostGroups) list_groups(group, depth + 1, out);
+  }
+  out.push_back(folder);
+}
+
+std::vector<std::string> cgroup_tree(const std::string& folder) {
+  std::vector<std::string> groups;
+  list_groups(folder, 0, groups);
+  return groups;
 }
 
 }  // namespace
@@ -288,22 +319,40 @@ std::vector<pid_t> cgroup_members(const std::string& folder) {
   return members;
 }
 
+std::vector<pid_t> cgroup_tree_members(const std::string& folder) {
+  std::vector<pid_t> members;
+  for (const auto& group : cgroup_tree(folder)) {
+    const auto here = cgroup_members(group);
+    members.insert(members.end(), here.begin(), here.end());
+  }
+  return members;
+}
+
 void tell_cgroup_to_die(const std::string& folder) {
   const UniqueFd fd(::open((folder + "/cgroup.kill").c_str(), O_WRONLY | O_CLOEXEC));
   if (fd && ::write(fd.get(), "1", 1) == 1) return;
-  for (const pid_t pid : cgroup_members(folder)) signal_process(pid, SIGKILL);  // before Linux 5.14: one by one
+  for (const pid_t pid : cgroup_tree_members(folder)) signal_process(pid, SIGKILL);  // before Linux 5.14: one by one
 }
 
 void kill_cgroup(const std::string& folder) {
-  for (int round = 0; round < 1000 && !cgroup_members(folder).empty(); ++round) {
+  for (int round = 0; round < 1000 && !cgroup_tree_members(folder).empty(); ++round) {
     if (round % 100 == 0) tell_cgroup_to_die(folder);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
+bool remove_empty_cgroup(const std::string& folder) {
+  if (::rmdir(folder.c_str()) == 0 || errno == ENOENT) return true;
+  if (errno != EBUSY && errno != ENOTEMPTY) return false;
+  if (!cgroup_tree_members(folder).empty()) return false;  // who lives there may want its empty groups, too
+  bool gone = false;
+  for (const auto& group : cgroup_tree(folder)) gone = ::rmdir(group.c_str()) == 0 || errno == ENOENT;
+  return gone;
+}
+
 bool remove_cgroup_folder(const std::string& folder) {
   for (int round = 0; round < 500; ++round) {
-    if (::rmdir(folder.c_str()) == 0 || errno == ENOENT) return true;
+    if (remove_empty_cgroup(folder)) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return false;

@@ -88,11 +88,16 @@ std::vector<pid_t> find_children(const std::string& proc_root, pid_t parent);
 
 // Version 2 control groups: the processes in it (no zombies).
 std::vector<pid_t> cgroup_members(const std::string& folder);
-// SIGKILL to all in it at once; does not wait for their death. Best effort.
+// Also those in the groups that its members have made in it, of the first 1000 groups.
+std::vector<pid_t> cgroup_tree_members(const std::string& folder);
+// SIGKILL to all in it and in its groups at once; does not wait for their death. Best effort.
 void tell_cgroup_to_die(const std::string& folder);
 // The same, and waits up to 1 s until they are dead.
 void kill_cgroup(const std::string& folder);
-// Removes the emptied group; waits up to 1 s for its last members to go. False: it is still there.
+// Removes the emptied group with the groups in it; false, with errno: it is still there, somebody lives in it. Does not
+// wait.
+bool remove_empty_cgroup(const std::string& folder);
+// The same, and waits up to 1 s for its last members to go.
 bool remove_cgroup_folder(const std::string& folder);
 
 // Where a child of our own version 2 control group could be made: `name` in each place where the unified hierarchy may

@@ -5,8 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <utility>
 
+#include "common/log.h"
 #include "launcher/kill_tree.h"
 
 namespace ddprun::launcher {
@@ -17,7 +18,14 @@ WorkerCgroup::WorkerCgroup(std::string proc_root, std::string cgroup_root, bool 
       wanted_(wanted),
       guard_(std::move(guard)) {}
 
-WorkerCgroup::~WorkerCgroup() { drop(); }
+WorkerCgroup::~WorkerCgroup() {
+  drop();
+  for (const auto& folder : old_) {
+    const bool lived_in = !cgroup_tree_members(folder).empty();
+    log_warning("the control group {} stays{}: remove it with find {} -depth -type d -exec rmdir {{}} +", folder,
+                lived_in ? " for the processes in it" : ", unless the guard process can remove it in a moment", folder);
+  }
+}
 
 void WorkerCgroup::renew() {
   drop();
@@ -36,11 +44,11 @@ void WorkerCgroup::renew() {
 }
 
 std::vector<pid_t> WorkerCgroup::members() const {
-  return folder_.empty() ? std::vector<pid_t>() : cgroup_members(folder_);
+  return folder_.empty() ? std::vector<pid_t>() : cgroup_tree_members(folder_);
 }
 
 void WorkerCgroup::kill_all() {
-  if (!folder_.empty() && !cgroup_members(folder_).empty()) tell_cgroup_to_die(folder_);
+  if (!folder_.empty() && !cgroup_tree_members(folder_).empty()) tell_cgroup_to_die(folder_);
 }
 
 void WorkerCgroup::let_go() {
@@ -50,8 +58,11 @@ void WorkerCgroup::let_go() {
     const std::string text = std::to_string(pid);
     if (::write(parent.get(), text.data(), text.size()) < 0) break;
   }
-  // What stays keeps its group, and must not be killed with it.
-  if (!cgroup_members(folder_).empty() && guard_) guard_->remove_cgroup(folder_);
+  // What stays (in a group of its own, too) keeps its group, and must not be killed with it.
+  if (cgroup_tree_members(folder_).empty()) return;
+  if (guard_) guard_->remove_cgroup(folder_);
+  fd_.reset();
+  old_.push_back(std::exchange(folder_, ""));
 }
 
 void WorkerCgroup::drop() {
@@ -59,7 +70,7 @@ void WorkerCgroup::drop() {
   if (!folder_.empty()) old_.push_back(std::move(folder_));
   folder_.clear();
   std::erase_if(old_, [this](const std::string& folder) {
-    if (::rmdir(folder.c_str()) != 0 && errno != ENOENT) return false;
+    if (!remove_empty_cgroup(folder)) return false;
     if (guard_) guard_->remove_cgroup(folder);
     return true;
   });

@@ -16,7 +16,7 @@ namespace ddprun::launcher {
 class WorkerCgroup {
  public:
   WorkerCgroup(std::string proc_root, std::string cgroup_root, bool wanted, std::shared_ptr<Guard> guard);
-  ~WorkerCgroup();
+  ~WorkerCgroup();  // drops it; says what stays
   WorkerCgroup(const WorkerCgroup&) = delete;
   WorkerCgroup& operator=(const WorkerCgroup&) = delete;
 
@@ -24,12 +24,12 @@ class WorkerCgroup {
   // clone3 on Linux 6.18).
   void renew();
   int fd() const { return fd_.get(); }  // -1 = none
-  // The processes in it (no zombies).
+  // The processes in it and in the groups that they have made in it (no zombies).
   std::vector<pid_t> members() const;
   void kill_all();  // SIGKILL to all members at once
   void let_go();    // its members go on in our own group
-  // Removes the emptied group, and older ones that could not be removed when it was their time. What still does not go
-  // (a member that hangs in the kernel) stays the guard's, which tries again at the end.
+  // Removes the emptied group with what was made in it, and older ones that could not be removed when it was their
+  // time. What still does not go (a member that hangs in the kernel) stays the guard's, which tries again at the end.
   void drop();
 
  private:

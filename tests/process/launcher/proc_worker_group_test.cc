@@ -345,14 +345,17 @@ TEST(WorkerGroup, SaysThatTheMemoryLimitKilled) {
   EXPECT_FALSE(group->group().evidence(LocalRank(1)).out_of_memory);  // somebody's SIGKILL
 }
 
+bool can_make_cgroup(const Harness& harness) {
+  const auto places = cgroup_places("/proc", harness.options.cgroup_root, "ddprun-probe-" + std::to_string(::getpid()));
+  return std::any_of(places.begin(), places.end(), [](const std::string& place) {
+    return ::mkdir(place.c_str(), 0755) == 0 && ::rmdir(place.c_str()) == 0;
+  });
+}
+
 // A child that leaves the session and hides its environment: only a control group still knows it.
 TEST(WorkerGroup, ControlGroupEndsWhatHides) {
   Harness harness;
-  const auto places = cgroup_places("/proc", harness.options.cgroup_root, "ddprun-probe-" + std::to_string(::getpid()));
-  const bool possible = std::any_of(places.begin(), places.end(), [](const std::string& place) {
-    return ::mkdir(place.c_str(), 0755) == 0 && ::rmdir(place.c_str()) == 0;
-  });
-  if (!possible) GTEST_SKIP() << "no control group can be made here";
+  if (!can_make_cgroup(harness)) GTEST_SKIP() << "no control group can be made here";
   const auto before = cgroup_folders();
   auto group = harness.make();
   ASSERT_TRUE(
@@ -363,6 +366,25 @@ TEST(WorkerGroup, ControlGroupEndsWhatHides) {
   EXPECT_TRUE(is_dead(std::stoi(read_file(harness.folder / "pid"))));
   EXPECT_EQ(harness.console_out(), "1\n");
   EXPECT_EQ(cgroup_folders().size(), before.size() + 1);
+  group.reset();
+  EXPECT_EQ(cgroup_folders(), before);
+}
+
+// A worker may make groups of its own (a container runtime does): they go with ours, and who hides there is found.
+TEST(WorkerGroup, ControlGroupsThatAWorkerMakesGoWithOurs) {
+  Harness harness;
+  if (!can_make_cgroup(harness)) GTEST_SKIP() << "no control group can be made here";
+  const auto before = cgroup_folders();
+  auto group = harness.make();
+  ASSERT_TRUE(group->start(harness.workers(
+      "own=$(grep ^0:: /proc/self/cgroup | cut -d: -f3); for g in /sys/fs/cgroup$own /sys/fs/cgroup/unified$own; do "
+      "test -f $g/cgroup.procs && break; done; mkdir -p $g/sub/s2 $g/sub/s3 && setsid env -i /bin/sh -c "
+      "'echo $$ >'$g'/sub/s3/cgroup.procs; echo $$ >'$T'/pid; exec sleep 600' & "
+      "while [ ! -s $T/pid ]; do sleep 0.01; done; grep -c sub/s3 /proc/$(cat $T/pid)/cgroup",
+      1)));
+  finish(harness, *group);
+  EXPECT_EQ(harness.console_out(), "1\n");
+  EXPECT_TRUE(is_dead(std::stoi(read_file(harness.folder / "pid"))));
   group.reset();
   EXPECT_EQ(cgroup_folders(), before);
 }
