@@ -190,9 +190,21 @@ Result<void> CheckpointDirectory::write(std::int64_t step, const std::vector<Fil
   const std::string new_link = path_ + "/" + std::string(kNewLink);
   ::unlink(new_link.c_str());
   if (::symlink(folder_name(step).c_str(), new_link.c_str()) == 0) {
-    if (::rename(new_link.c_str(), (path_ + "/" + std::string(kLink)).c_str()) != 0) ::unlink(new_link.c_str());
+    const std::string link = path_ + "/" + std::string(kLink);
+    bool linked = ::rename(new_link.c_str(), link.c_str()) == 0;
+    if (!linked && latest_is_a_folder()) {
+      // The link was followed when somebody copied the folder. What is in it stays, under a name that does not lie.
+      const std::string aside = path_ + "/" + std::string(kLink) + "-before-" + folder_name(step);
+      linked = ::rename(link.c_str(), aside.c_str()) == 0 && ::rename(new_link.c_str(), link.c_str()) == 0;
+    }
+    if (!linked) ::unlink(new_link.c_str());
   }
   return {};
+}
+
+bool CheckpointDirectory::latest_is_a_folder() const {
+  std::error_code ignored;
+  return fs::symlink_status(path_ + "/" + std::string(kLink), ignored).type() == fs::file_type::directory;
 }
 
 void CheckpointDirectory::prune(std::int64_t keep) const {

@@ -42,6 +42,9 @@ class CheckpointDirectory {
 
   // Writes one checkpoint as above. An error leaves all others as they were and removes what was begun.
   Result<void> write(std::int64_t step, const std::vector<FileContent>& files) const;
+  // "latest" is no link: somebody copied the folder with a tool that follows links. The next write() makes it one again
+  // and keeps the copy as "latest-before-step-N".
+  bool latest_is_a_folder() const;
   // Removes all but the `keep` newest and hidden remains of killed writers.
   void prune(std::int64_t keep) const;
   // Renames a damaged checkpoint to "damaged-step-N", so that its name is free again and it can be looked at.

@@ -69,6 +69,15 @@ std::string read_entry(const Json& entry, std::size_t data_size, TensorView& vie
   return {};
 }
 
+// A zip file with a pickle inside (torch 1.6 and newer), or the pickle itself. What stands there could
+// hardly be a safetensors header's length and beginning.
+bool is_torch_pickle(const std::vector<std::byte>& bytes) {
+  const auto at = [&bytes](std::size_t i) { return std::to_integer<unsigned>(bytes[i]); };
+  const bool zip = at(0) == 'P' && at(1) == 'K' && at(2) == 3 && at(3) == 4 && (bytes.size() == 8 || at(8) != '{');
+  const bool pickle = at(0) == 0x80 && at(1) >= 2 && at(1) <= 5 && at(7) != 0;
+  return zip || pickle;
+}
+
 }  // namespace
 
 std::size_t size_of(TensorType type) { return kTypes[static_cast<std::size_t>(type)].size; }
@@ -111,6 +120,11 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
 Result<SafetensorsFile> SafetensorsFile::parse(std::vector<std::byte> bytes, const std::string& name) {
   const auto malformed = [&name](const std::string& why) { return Error(Errc::malformed, name + ": " + why); };
   if (bytes.size() < 8) return malformed("too short for a safetensors file");
+  if (is_torch_pickle(bytes)) {
+    return malformed(
+        "is a pickle as torch.save writes it, not a safetensors file: load it in Python and write its state_dict with "
+        "safetensors.torch.save_file");
+  }
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < 8; ++i) length |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * i);
   if (length > kMaxHeader || length > bytes.size() - 8) {

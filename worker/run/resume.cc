@@ -45,6 +45,12 @@ Result<Chosen> choose_checkpoint(const CheckpointConfig& config, const std::vect
     auto directory = checkpoint::CheckpointDirectory::open(config.dir);
     if (!directory) return std::move(directory).error().with_context("checkpoint.dir");
     chosen.directory = std::make_shared<const checkpoint::CheckpointDirectory>(std::move(*directory));
+    if (chosen.directory->latest_is_a_folder()) {
+      chosen.notes.push_back(
+          fmt::format("{}/latest is a folder, not a link (copied by a tool that follows links?): the "
+                      "next save makes it a link and keeps the folder as latest-before-step-N",
+                      config.dir));
+    }
   }
   bool automatic = config.resume == "auto";
   if (!automatic && chosen.directory != nullptr) {
@@ -56,7 +62,7 @@ Result<Chosen> choose_checkpoint(const CheckpointConfig& config, const std::vect
   if (automatic && chosen.directory != nullptr) {
     auto newest = checkpoint::load_newest(*chosen.directory);
     if (!newest) return std::move(newest).error();
-    chosen.notes = newest->damage;
+    chosen.notes.insert(chosen.notes.end(), newest->damage.begin(), newest->damage.end());
     chosen.checkpoint = std::move(newest->checkpoint);
   }
   if (!automatic && chosen.directory != nullptr) {

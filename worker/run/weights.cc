@@ -26,7 +26,11 @@ bool same_shape(const TensorView& tensor, const engine::Shape& shape) {
   return std::equal(tensor.shape.begin(), tensor.shape.end(), extents.begin(), extents.end());
 }
 
-Result<std::vector<float>> to_floats(const TensorView& tensor) {
+bool is_float(TensorType type) {
+  return type == TensorType::f64 || type == TensorType::f32 || type == TensorType::f16 || type == TensorType::bf16;
+}
+
+std::vector<float> to_floats(const TensorView& tensor) {
   const std::size_t count = tensor.bytes.size() / checkpoint::size_of(tensor.type);
   std::vector<float> values(count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -49,10 +53,32 @@ Result<std::vector<float>> to_floats(const TensorView& tensor) {
         break;
       }
       default:
-        return Error(Errc::invalid_argument, fmt::format("is of type {}", checkpoint::name_of(tensor.type)));
+        CHECK(false, "asked of a tensor that is_float() refuses");
     }
   }
   return values;
+}
+
+const TensorView* find_with(const std::string& prefix, const checkpoint::SafetensorsFile& file,
+                            const std::string& name) {
+  constexpr std::string_view kTransformer = "transformer.";
+  const TensorView* tensor = file.find(prefix + name);
+  if (tensor == nullptr && name.rfind(kTransformer, 0) == 0) {
+    tensor = file.find(prefix + name.substr(kTransformer.size()));
+  }
+  return tensor;
+}
+
+// DistributedDataParallel and torch.compile put their own names in front of those of the module that they wrap. ""
+// where none of them explains the file's names.
+std::string wrapper_prefix(const checkpoint::SafetensorsFile& file, const engine::ParameterStore& store) {
+  const auto& all = store.parameters();
+  const auto wanted = std::find_if(all.begin(), all.end(), [](const auto& p) { return p.dtype != engine::DType::i64; });
+  if (wanted == all.end()) return "";
+  for (const char* prefix : {"", "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."}) {
+    if (find_with(prefix, file, wanted->name) != nullptr) return prefix;
+  }
+  return "";
 }
 
 // What the file has beyond what was asked for belongs to another model or optimizer.
@@ -129,26 +155,27 @@ Result<void> restore_optimizer(const checkpoint::SafetensorsFile& file, optim::O
 
 Result<void> load_weights(const checkpoint::SafetensorsFile& file, const std::string& path,
                           engine::ParameterStore& store) {
+  const std::string prefix = wrapper_prefix(file, store);
+  std::vector<std::pair<const engine::Parameter*, const TensorView*>> pairs;  // all of it, before the model has any
   for (const engine::Parameter& parameter : store.parameters()) {
     if (parameter.dtype == engine::DType::i64) continue;  // counters start anew
-    constexpr std::string_view kPrefix = "transformer.";
-    const TensorView* tensor = file.find(parameter.name);
-    if (tensor == nullptr && parameter.name.rfind(kPrefix, 0) == 0) {
-      tensor = file.find(parameter.name.substr(kPrefix.size()));
-    }
+    const TensorView* tensor = find_with(prefix, file, parameter.name);
     if (tensor == nullptr) {
-      return Error(Errc::invalid_argument, fmt::format("{}: has no tensor '{}'", path, parameter.name));
+      const std::string first = file.tensors().empty() ? "none at all" : "'" + file.tensors().front().name + "' first";
+      return Error(Errc::invalid_argument,
+                   fmt::format("{}: has no tensor '{}{}'; it has {}", path, prefix, parameter.name, first));
     }
     if (!same_shape(*tensor, parameter.shape)) {
       return Error(Errc::invalid_argument, fmt::format("{}: tensor '{}' is {}, the model has {}", path, parameter.name,
                                                        shape_text(tensor->shape), parameter.shape.to_string()));
     }
-    auto values = to_floats(*tensor);
-    if (!values) {
-      return std::move(values).error().with_context(fmt::format("{}: tensor '{}'", path, parameter.name));
+    if (!is_float(tensor->type)) {
+      return Error(Errc::invalid_argument, fmt::format("{}: tensor '{}' is of type {}", path, parameter.name,
+                                                       checkpoint::name_of(tensor->type)));
     }
-    store.write_f32(parameter.id, *values);
+    pairs.emplace_back(&parameter, tensor);
   }
+  for (const auto& [parameter, tensor] : pairs) store.write_f32(parameter->id, to_floats(*tensor));
   return {};
 }
 

@@ -15,8 +15,9 @@ Result<void> restore_optimizer(const checkpoint::SafetensorsFile& file, optim::O
 std::string optimizer_tensor_name(const optim::StateTensor& tensor);  // "exp_avg.fc1.weight"
 
 // Initial weights from a file that something else wrote (torchvision, Hugging Face): F64, F32, F16 or BF16, with or
-// without the prefix "transformer."; other tensors in the file are passed over. path: for the errors, which name what
-// is missing.
+// without the prefix "transformer.", and with those that DistributedDataParallel and torch.compile add ("module.",
+// "_orig_mod."); other tensors in the file are passed over. All or nothing is taken. path: for the errors, which name
+// what is missing.
 Result<void> load_weights(const checkpoint::SafetensorsFile& file, const std::string& path,
                           engine::ParameterStore& store);
 

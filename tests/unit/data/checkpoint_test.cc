@@ -102,6 +102,12 @@ TEST(Safetensors, RejectsWhatDoesNotFit) {
   EXPECT_THAT(error_of(std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8) + "{}"), HasSubstr("does not fit"));
 }
 
+TEST(Safetensors, APickleOfTorchIsCalledThat) {
+  const std::string zip("PK\x03\x04\x14\0\0\0\0\0archive/data.pkl", 26), pickle("\x80\x02}q\0X\x01\x05more", 12);
+  EXPECT_THAT(error_of(zip), AllOf(HasSubstr("torch.save"), HasSubstr("save_file")));
+  EXPECT_THAT(error_of(pickle), HasSubstr("torch.save"));
+}
+
 TEST(TrainState, RoundTrip) {
   TrainState state;
   state.step = 123;
@@ -211,6 +217,25 @@ TEST_F(Directory, AStepMayBeSavedAgain) {
   auto resume = newest();
   ASSERT_TRUE(resume && resume->checkpoint);
   EXPECT_EQ(resume->checkpoint->state.step, 3);
+}
+
+// cp -rL, or a tool for object stores: the link has become a folder. What is in it is nobody's but the user's.
+TEST_F(Directory, ALatestThatWasCopiedIsALinkAgainAndTheCopyStays) {
+  save(1, 2, 9);
+  const std::string latest = folder_ + "/ck/latest";
+  std::filesystem::remove(latest);
+  std::filesystem::copy(folder_ + "/ck/step-000000002", latest);
+  {
+    auto directory = CheckpointDirectory::open(folder_ + "/ck");
+    ASSERT_TRUE(directory && directory->latest_is_a_folder());
+  }
+  save(3, 4, 9);
+  EXPECT_EQ(std::filesystem::read_symlink(latest), "step-000000004");
+  EXPECT_THAT(names(), ElementsAre(".lock", "latest", "latest-before-step-000000003", "step-000000001",
+                                   "step-000000002", "step-000000003", "step-000000004"));
+  auto resume = newest();
+  ASSERT_TRUE(resume && resume->checkpoint);
+  EXPECT_EQ(resume->checkpoint->state.step, 4);
 }
 
 TEST_F(Directory, EmptyMeansBeginning) {
