@@ -118,7 +118,8 @@ struct TrainerConfig {
   CheckpointConfig checkpoint;
   LogConfig log;
   OutputConfig output;
-  std::vector<std::string> warnings;  // keys that are given and have no effect here, with file and line
+  // Keys that are given and have no effect here, with file and line; after open_data() also what it left out.
+  std::vector<std::string> warnings;
 };
 
 // Every key of the file ("data.batch_size") with its default as one writes it; "" where there is none.

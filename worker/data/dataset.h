@@ -47,6 +47,8 @@ class Dataset {
   virtual Result<void> read(const SampleKey& key, std::byte* input, std::byte* target) const = 0;
   // "train.csv:17" or the image's path.
   virtual std::string name_of(std::int64_t index) const = 0;
+  // What lies with the data and is no sample though it might be meant as one; a line each, with the path.
+  virtual std::vector<std::string> left_out() const { return {}; }
 };
 
 // Where the files are; `targets` is empty where one file or folder holds both.

@@ -15,9 +15,11 @@ Result<std::unique_ptr<Dataset>> open_idx(const DatasetOptions& options);
 // numpy arrays (N, ...) of inputs and (N) or (N, K) of targets, C order; f4 f8 i1 i2 i4 i8 u1 u2 little endian.
 // u1 inputs become value / 255. Images are (N, H, W, C).
 Result<std::unique_ptr<Dataset>> open_npy(const DatasetOptions& options);
-// One folder a class, classes numbered by sorted name (as torchvision's ImageFolder); JPEG and PNG.
+// One folder a class, classes numbered by sorted name (as torchvision's ImageFolder); JPEG and PNG. Hidden folders and
+// files, and pictures of other kinds, are left out and named by left_out().
 Result<std::unique_ptr<Dataset>> open_image_folder(const DatasetOptions& options);
-// llm.c's .bin (256 i32 of header, then u16) or nanoGPT's (bare u16). Sample i of length T: tokens [iT, iT+T].
+// llm.c's .bin (256 i32 of header, then u16) or nanoGPT's (bare u16, refused if it looks wider). Sample i of length T:
+// tokens [iT, iT+T].
 Result<std::unique_ptr<Dataset>> open_tokens(const DatasetOptions& options);
 // Numbers made from (seed 0, sample): for speed tests. A learnable label is hidden in them.
 Result<std::unique_ptr<Dataset>> open_synthetic(const DatasetOptions& options);

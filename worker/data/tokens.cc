@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <vector>
 
 #include "worker/base/file_bytes.h"
 #include "worker/data/formats.h"
@@ -10,7 +11,8 @@
 namespace ddprun::data {
 namespace {
 
-constexpr std::int32_t kLlmcMagic = 20240520;  // llm.c's dataloader.h
+constexpr std::int32_t kLlmcMagic = 20240520;      // llm.c's dataloader.h
+constexpr std::int32_t kLlmcWideMagic = 20240801;  // its Llama-3 files: tokens of 4 bytes
 constexpr std::size_t kLlmcHeader = 256 * sizeof(std::int32_t);
 
 // Sample i: inputs are tokens [iT, iT+T), targets [iT+1, iT+T+1). The file stays mapped; nothing is read ahead.
@@ -76,6 +78,52 @@ std::string_view mistaken_for_tokens(std::span<const std::byte> bytes) {
   return "";
 }
 
+// 4 or 8 if these bytes are tokens of that width by their look, else 2. The upper halves of wide numbers are 0, or for
+// large vocabularies (to 2^18) up to 3 at times; the lower ones are not. 2-byte tokens may well be mostly 0 (padding),
+// but not at every second place with a quarter of the others above all of these.
+std::size_t token_width(std::span<const std::byte> bytes) {
+  constexpr std::size_t kEnough = 64, kLook = 4096;
+  constexpr std::uint16_t kLargestUpper = 3;
+  std::vector<std::uint16_t> words(std::min(bytes.size() / 2, kLook));
+  if (words.size() < kEnough) return 2;
+  std::memcpy(words.data(), bytes.data(), 2 * words.size());
+  const auto looks_like = [&words](std::size_t width) {
+    const std::size_t step = width / 2, numbers = words.size() / step;
+    std::uint16_t largest_upper = 0;
+    std::size_t zero_uppers = 0, above = 0;
+    for (std::size_t i = 0; i < numbers; ++i) {
+      const std::uint16_t upper = words[i * step + 1];
+      largest_upper = std::max(largest_upper, upper);
+      zero_uppers += upper == 0 ? 1 : 0;
+      for (std::size_t k = 2; k < step; ++k) {
+        if (words[i * step + k] != 0) return false;
+      }
+    }
+    for (std::size_t i = 0; i < numbers; ++i) above += words[i * step] > largest_upper ? 1 : 0;
+    return largest_upper <= kLargestUpper && 2 * zero_uppers >= numbers && 4 * above >= numbers;
+  };
+  return looks_like(8) ? 8 : looks_like(4) ? 4 : 2;
+}
+
+Error wide_tokens(const std::string& path, std::string_view look, std::string_view unless = "") {
+  return Error(Errc::malformed,
+               fmt::format("{}: {}; only 2-byte tokens (uint16) are read: write them with .astype('<u2').tofile(...), "
+                           "if the vocabulary has at most 65536{}",
+                           path, look, unless));
+}
+
+// Only for bare files: llm.c's header names the type, so a file that has it is not guessed about.
+Result<void> check_width(const std::string& path, std::span<const std::byte> bytes) {
+  const std::size_t width = token_width(bytes);
+  if (width == 2) return {};
+  const std::string_view look = width == 8 ? "looks like 8-byte tokens (int64), since three of four 2-byte values are 0"
+                                           : "looks like 4-byte tokens (uint32), since every second 2-byte value is 0";
+  return wide_tokens(path, look,
+                     fmt::format(". If they are 2-byte tokens nevertheless, put llm.c's header before them: 256 int32, "
+                                 "which begin {}, 1, number of tokens",
+                                 kLlmcMagic));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Dataset>> open_tokens(const DatasetOptions& options) {
@@ -90,6 +138,9 @@ Result<std::unique_ptr<Dataset>> open_tokens(const DatasetOptions& options) {
   std::int32_t head[3] = {};
   if (bytes.size() >= sizeof(head)) std::memcpy(head, bytes.data(), sizeof(head));
   auto tokens = static_cast<std::int64_t>(bytes.size() / 2);
+  if (head[0] == kLlmcWideMagic) {
+    return wide_tokens(path, "an llm.c token file of magic 20240801 (Llama-3) has 4-byte tokens (uint32)");
+  }
   if (head[0] == kLlmcMagic) {
     if (head[1] != 1) {
       return Error(Errc::malformed,
@@ -104,6 +155,9 @@ Result<std::unique_ptr<Dataset>> open_tokens(const DatasetOptions& options) {
     }
   } else if (bytes.size() % 2 != 0) {
     return Error(Errc::malformed, fmt::format("{}: {} bytes is no whole number of 2-byte tokens", path, bytes.size()));
+  } else {
+    auto checked = check_width(path, bytes);
+    if (!checked) return std::move(checked).error();
   }
   if (tokens < options.sequence_length + 1) {
     return Error(Errc::invalid_argument,

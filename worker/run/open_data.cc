@@ -131,6 +131,10 @@ Result<OpenedData> open_data(TrainerConfig& config) {
   auto fits = fit_model(config, data.train->spec());
   if (fits && data.validation != nullptr) fits = alike(config, data.train->spec(), data.validation->spec());
   if (!fits) return std::move(fits).error();
+  for (const std::string& line : data.train->left_out()) config.warnings.push_back("data.train: " + line);
+  if (data.validation != nullptr) {
+    for (const std::string& line : data.validation->left_out()) config.warnings.push_back("data.validation: " + line);
+  }
   return data;
 }
 

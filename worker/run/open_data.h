@@ -14,7 +14,8 @@ struct OpenedData {
 };
 
 // Opens the data, takes from them what the configuration leaves open (the model's inputs, image size, classes), and
-// checks that model, training and validation data belong together. Errors begin with the key, and name the file.
+// checks that model, training and validation data belong together. What the readers left out becomes a warning of the
+// configuration. Errors begin with the key, and name the file.
 Result<OpenedData> open_data(TrainerConfig& config);
 
 }  // namespace ddprun::trainer

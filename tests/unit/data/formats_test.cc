@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "worker/data/dataset.h"
 
@@ -209,6 +210,77 @@ TEST_F(Formats, WhatIsNoTokenFileIsNamed) {
   for (int i = 0; i < 64; ++i) tokens += {static_cast<char>('a' + i % 26), '\0'};
   o.paths.inputs = write("bytes.bin", tokens);
   EXPECT_TRUE(open_dataset(o)) << error_of(o);
+}
+
+template <typename T>
+std::string numbers(std::size_t count, const std::function<std::int64_t(std::size_t)>& number) {
+  std::string bytes;
+  for (std::size_t i = 0; i < count; ++i) bytes += raw<T>({static_cast<T>(number(i))});
+  return bytes;
+}
+
+TEST_F(Formats, TokensOfAnotherWidthAreRefused) {
+  const auto error = [this](const std::string& bytes) {
+    DatasetOptions o = options("tokens", write("w.bin", bytes));
+    o.sequence_length = 8;
+    return error_of(o);
+  };
+  const auto small = [](std::size_t i) { return static_cast<std::int64_t>(i * 37 % 199 + 1); };
+  const auto large = [](std::size_t i) { return static_cast<std::int64_t>(i * 7919 % 128256); };        // Llama-3's
+  const auto padded = [](std::size_t i) { return static_cast<std::int64_t>(i % 3 == 0 ? i + 1 : 0); };  // many 0
+  for (const auto& number : {+small, +large, +padded}) {
+    EXPECT_THAT(error(numbers<std::uint32_t>(3000, number)), HasSubstr("w.bin: looks like 4-byte tokens (uint32)"));
+    EXPECT_THAT(error(numbers<std::int64_t>(3000, number)), HasSubstr("w.bin: looks like 8-byte tokens (int64)"));
+  }
+  EXPECT_THAT(error(numbers<std::uint32_t>(3000, small)), HasSubstr("put llm.c's header before them"));
+  const auto head = [](std::int32_t magic, std::int32_t version, std::int32_t count) {
+    return raw<std::int32_t>({magic, version, count}) + std::string(1024 - 12, '\0');
+  };
+  const std::string llama3 = error(head(20240801, 7, 100) + numbers<std::uint32_t>(100, small));
+  EXPECT_THAT(llama3, HasSubstr("magic 20240801 (Llama-3) has 4-byte tokens (uint32)"));
+
+  // What 2-byte tokens may look like.
+  EXPECT_EQ(error(numbers<std::uint16_t>(3000, small)), "no error");
+  EXPECT_EQ(error(numbers<std::uint16_t>(3000, padded)), "no error");
+  EXPECT_EQ(error(numbers<std::uint16_t>(3000, [](std::size_t) { return 0; })), "no error");
+  EXPECT_EQ(error(numbers<std::uint16_t>(3000, [](std::size_t i) { return i % 2; })), "no error");
+  EXPECT_EQ(error(numbers<std::uint16_t>(3000, [](std::size_t i) { return i < 100 ? 7 : 0; })), "no error");
+  EXPECT_EQ(error(numbers<std::uint16_t>(3000, [](std::size_t i) { return i % 64 == 0 ? 50256 : 0; })), "no error");
+  const std::string every_second = numbers<std::uint16_t>(3000, [](std::size_t i) { return i % 2 == 0 ? 9 : 0; });
+  EXPECT_THAT(error(every_second), HasSubstr("4-byte tokens"));
+  EXPECT_EQ(error(head(20240520, 1, 3000) + every_second), "no error") << "the header says what they are";
+}
+
+TEST_F(Formats, HiddenFoldersAreNoClassesAndPicturesNotReadAreCounted) {
+  namespace fs = std::filesystem;
+  for (const char* folder : {"cat/.ipynb_checkpoints", "dog", ".ipynb_checkpoints", "__MACOSX"}) {
+    fs::create_directories(folder_ + "/images/" + folder);
+  }
+  for (const char* name : {"cat/1.png", "dog/1.jpg"}) write(std::string("images/") + name, "x");
+  for (const char* name :
+       {".ipynb_checkpoints/1.png", "cat/.ipynb_checkpoints/1.png", "dog/._1.jpg", "dog/readme.txt"}) {
+    write(std::string("images/") + name, "x");
+  }
+  auto data = open_dataset(options("image_folder", folder_ + "/images"));
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_THAT((*data)->spec().class_names, ElementsAre("cat", "dog"));
+  EXPECT_EQ((*data)->size(), 2);
+  EXPECT_THAT(
+      (*data)->left_out(),
+      ElementsAre(folder_ + "/images: hidden names are no classes and no samples, left out: .ipynb_checkpoints, "
+                            "__MACOSX, cat/.ipynb_checkpoints and 1 more"));
+
+  for (const char* hidden : {".ipynb_checkpoints", "__MACOSX", "cat/.ipynb_checkpoints", "dog/._1.jpg"}) {
+    fs::remove_all(folder_ + "/images/" + hidden);
+  }
+  for (const char* name : {"cat/2.webp", "dog/2.WEBP", "dog/3.gif"}) write(std::string("images/") + name, "x");
+  data = open_dataset(options("image_folder", folder_ + "/images/"));
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_EQ((*data)->size(), 2);
+  EXPECT_THAT((*data)->left_out(), ElementsAre(HasSubstr("neither JPEG nor PNG are left out: 1 .gif, 2 .webp")));
+  fs::remove(folder_ + "/images/cat/1.png");
+  EXPECT_THAT(error_of(options("image_folder", folder_ + "/images")),
+              HasSubstr("images/cat: no .jpg, .jpeg or .png file in this class, but 1 .webp"));
 }
 
 TEST_F(Formats, ABrokenLinkInAnImageFolderIsNamed) {

@@ -13,6 +13,7 @@
 #include "worker/report/progress.h"
 #include "worker/report/tensorboard.h"
 #include "worker/run/leak_check.h"
+#include "worker/run/open_data.h"
 
 namespace ddprun::trainer {
 namespace {
@@ -222,6 +223,26 @@ TEST(Metrics, AFolderOrASocketCannotBeWritten) {
   auto wrong = check_writable(folder);
   ASSERT_FALSE(wrong);
   EXPECT_EQ(wrong.error().message(), "cannot write " + folder + ": Is a directory");
+}
+
+TEST(OpenData, WhatAReaderLeftOutBecomesAWarning) {
+  std::string name = ::testing::TempDir() + "ddprun-left-out-XXXXXX";
+  const std::string folder = ::mkdtemp(name.data());
+  for (const char* of : {"/cat", "/dog", "/.git"}) {
+    std::filesystem::create_directories(folder + of);
+    std::ofstream(folder + of + "/1.png") << "x";
+  }
+  auto config = parse_config(
+      "model: {name: resnet18}\ndata: {format: image_folder, train: " + folder + ", validation: " + folder + "}\n",
+      "f.yaml", {});
+  ASSERT_TRUE(config) << config.error().message();
+  auto data = open_data(*config);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_EQ(config->model.outputs, 2);
+  EXPECT_THAT(config->warnings,
+              ::testing::ElementsAre(HasSubstr("data.train: " + folder), HasSubstr("data.validation: " + folder)));
+  EXPECT_THAT(config->warnings[0], HasSubstr("left out: .git"));
+  std::filesystem::remove_all(folder);
 }
 
 TEST(Progress, LossesOfAnySize) {
