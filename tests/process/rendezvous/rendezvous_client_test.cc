@@ -315,6 +315,9 @@ TEST(RendezvousClient, ItIsDisconnectedSinceTheConnectionOfUseBroke) {
 
 // The end of the lease says nothing about the workers: no FIN, also where no descriptor is free any more.
 TEST(RendezvousClient, TheOldConnectionStaysOpenWithoutADescriptorToSpare) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "UBSan looks at memory through a pipe, for which there is no descriptor here";
+#endif
   Door door;
   auto options = options_for(door);
   options.node.keep_alive_interval = milliseconds(300);
