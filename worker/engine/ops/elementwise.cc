@@ -3,10 +3,16 @@
 namespace ddprun::engine {
 namespace {
 
-class Gelu final : public Op {
+// An activation whose backward needs its input: GELU, SiLU.
+class Activation final : public Op {
  public:
-  explicit Gelu(std::int64_t count) : count_(count) {}
-  const char* kind() const override { return "gelu"; }
+  using Forward = void (ElementKernels::*)(std::int64_t count, const void* x, void* y);
+  using Backward = void (ElementKernels::*)(std::int64_t count, const void* dy, const void* x, void* dx,
+                                            bool accumulate);
+
+  Activation(const char* kind, std::int64_t count, Forward to_output, Backward to_input)
+      : kind_(kind), count_(count), forward_(to_output), backward_(to_input) {}
+  const char* kind() const override { return kind_; }
   std::uint32_t backward_reads_inputs() const override { return 1; }
   std::uint32_t backward_reads_outputs() const override { return 0; }
   bool can_add(std::size_t) const override { return true; }
@@ -14,33 +20,16 @@ class Gelu final : public Op {
   std::vector<InPlace> backward_in_place() const override {
     return {{.input = 0, .over_dout = true}, {.input = 0, .over_dout = false}};
   }
-  void forward(const Frame& f) const override { f.kernels.gelu(count_, f.in(0), f.out()); }
+  void forward(const Frame& f) const override { (f.kernels.*forward_)(count_, f.in(0), f.out()); }
   void backward(const Frame& f) const override {
-    if (f.din(0)) f.kernels.gelu_backward(count_, f.dout(), f.in(0), f.din(0), f.din_adds(0));
+    if (f.din(0)) (f.kernels.*backward_)(count_, f.dout(), f.in(0), f.din(0), f.din_adds(0));
   }
 
  private:
+  const char* kind_;
   std::int64_t count_;
-};
-
-class Silu final : public Op {
- public:
-  explicit Silu(std::int64_t count) : count_(count) {}
-  const char* kind() const override { return "silu"; }
-  std::uint32_t backward_reads_inputs() const override { return 1; }
-  std::uint32_t backward_reads_outputs() const override { return 0; }
-  bool can_add(std::size_t) const override { return true; }
-  bool forward_in_place() const override { return true; }
-  std::vector<InPlace> backward_in_place() const override {
-    return {{.input = 0, .over_dout = true}, {.input = 0, .over_dout = false}};
-  }
-  void forward(const Frame& f) const override { f.kernels.silu(count_, f.in(0), f.out()); }
-  void backward(const Frame& f) const override {
-    if (f.din(0)) f.kernels.silu_backward(count_, f.dout(), f.in(0), f.din(0), f.din_adds(0));
-  }
-
- private:
-  std::int64_t count_;
+  Forward forward_;
+  Backward backward_;
 };
 
 class Relu final : public Op {
@@ -113,8 +102,12 @@ class Dropout final : public Op {
 
 }  // namespace
 
-std::shared_ptr<const Op> make_gelu(std::int64_t count) { return std::make_shared<Gelu>(count); }
-std::shared_ptr<const Op> make_silu(std::int64_t count) { return std::make_shared<Silu>(count); }
+std::shared_ptr<const Op> make_gelu(std::int64_t count) {
+  return std::make_shared<Activation>("gelu", count, &ElementKernels::gelu, &ElementKernels::gelu_backward);
+}
+std::shared_ptr<const Op> make_silu(std::int64_t count) {
+  return std::make_shared<Activation>("silu", count, &ElementKernels::silu, &ElementKernels::silu_backward);
+}
 std::shared_ptr<const Op> make_relu(std::int64_t count) { return std::make_shared<Relu>(count); }
 std::shared_ptr<const Op> make_add(std::int64_t count) { return std::make_shared<Add>(count); }
 std::shared_ptr<const Op> make_dropout(std::int64_t count, double p) { return std::make_shared<Dropout>(count, p); }
