@@ -111,9 +111,7 @@ void NodeLife::on_stopping(Stopping& stopping, const NodeEvent& event, TimePoint
     say(Say::Tone::warning, "cannot start the workers: " + failed->why);
     drained(stopping, now);
   } else if (std::holds_alternative<LeaseOver>(event)) {
-    const bool stayed = helpers_may_stay(stopping);
     lease_over(stopping, now);
-    if (stayed) stop_waiting(stopping, 0, now);
   } else if (const auto* request = std::get_if<StopRequest>(&event)) {
     stop_again(stopping, request->signal, now);
   } else if (const auto* hopeless = std::get_if<Hopeless>(&event)) {
