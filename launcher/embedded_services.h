@@ -1,6 +1,6 @@
 #pragma once
 
-#include "launcher/services.h"
+#include "launcher/agent/services.h"
 
 namespace ddprun::launcher {
 

@@ -17,11 +17,11 @@
 #include "common/log.h"
 #include "common/options.h"
 #include "common/standard_fds.h"
-#include "launcher/cpu_budget.h"
-#include "launcher/device.h"
 #include "launcher/embedded_services.h"
-#include "launcher/launch.h"
-#include "launcher/options.h"
+#include "launcher/job/launch.h"
+#include "launcher/options/cpu_budget.h"
+#include "launcher/options/device.h"
+#include "launcher/options/options.h"
 
 // ddprun, and by another name ddprun-launch: options in, exit code out. The job itself is in launch.cc.
 namespace ddprun::launcher {

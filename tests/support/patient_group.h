@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "launcher/worker_group.h"
+#include "launcher/process/worker_group.h"
 
 namespace ddprun::launcher {
 

@@ -13,7 +13,7 @@
 #include <sstream>
 #include <thread>
 
-#include "launcher/kill_tree.h"
+#include "launcher/process/kill_tree.h"
 
 namespace asio = boost::asio;
 

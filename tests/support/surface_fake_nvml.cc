@@ -1,5 +1,5 @@
 // A libnvidia-ml.so.1 for tests, found through LD_LIBRARY_PATH: FAKE_NVML_GPUS GPUs, or the error FAKE_NVML_ERROR.
-// Own code against NVML's documented C interface; only what launcher/device.cc calls.
+// Own code against NVML's documented C interface; only what launcher/options/device.cc calls.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -25,9 +25,9 @@
 #include <thread>
 #include <vector>
 
-#include "launcher/kill_tree.h"
-#include "launcher/log_tree.h"
-#include "launcher/process.h"
+#include "launcher/output/log_tree.h"
+#include "launcher/process/kill_tree.h"
+#include "launcher/process/process.h"
 
 extern char** environ;
 

@@ -1,5 +1,5 @@
 // The guard's clock: workers of a launcher that does not run die in time, those of one that does never.
-#include "launcher/guard.h"
+#include "launcher/process/guard.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <functional>
 #include <thread>
 
-#include "launcher/kill_tree.h"
+#include "launcher/process/kill_tree.h"
 #include "tests/support/proc_deny.h"
 
 namespace ddprun::launcher::testing {

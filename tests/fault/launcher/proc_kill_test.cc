@@ -11,7 +11,7 @@
 #include <set>
 #include <thread>
 
-#include "launcher/kill_tree.h"
+#include "launcher/process/kill_tree.h"
 #include "tests/support/proc_support.h"
 
 extern char** environ;

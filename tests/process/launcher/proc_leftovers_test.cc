@@ -12,7 +12,7 @@
 #include <filesystem>
 #include <thread>
 
-#include "launcher/kill_tree.h"
+#include "launcher/process/kill_tree.h"
 #include "tests/support/proc_support.h"
 
 namespace asio = boost::asio;

@@ -1,4 +1,4 @@
-#include "launcher/output_hub.h"
+#include "launcher/output/output_hub.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "common/task_group.h"
-#include "launcher/kill_tree.h"
+#include "launcher/process/kill_tree.h"
 #include "tests/support/proc_support.h"
 
 namespace asio = boost::asio;

@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launcher/kill_tree.h"
+#include "launcher/process/kill_tree.h"
 #include "tests/support/proc_deny.h"
 #include "tests/support/proc_support.h"
 

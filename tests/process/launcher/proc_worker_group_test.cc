@@ -10,7 +10,7 @@
 #include <set>
 
 #include "common/task_group.h"
-#include "launcher/kill_tree.h"
+#include "launcher/process/kill_tree.h"
 #include "tests/support/proc_support.h"
 
 namespace asio = boost::asio;

@@ -1,5 +1,5 @@
 // When a node takes the rendezvous endpoint for itself, and how long MASTER_PORT is its own.
-#include "launcher/hosting.h"
+#include "launcher/agent/hosting.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // What proves to an agent that the rendezvous is dead, so that its workers may run on, and what does not.
-#include "launcher/rendezvous_client.h"
+#include "launcher/agent/rendezvous_client.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

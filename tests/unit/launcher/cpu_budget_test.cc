@@ -1,4 +1,4 @@
-#include "launcher/cpu_budget.h"
+#include "launcher/options/cpu_budget.h"
 
 #include <gtest/gtest.h>
 

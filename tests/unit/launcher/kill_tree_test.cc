@@ -1,4 +1,4 @@
-#include "launcher/kill_tree.h"
+#include "launcher/process/kill_tree.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -7,7 +7,7 @@
 #include <fstream>
 #include <set>
 
-#include "launcher/oom.h"
+#include "launcher/process/oom.h"
 #include "tests/support/proc_files.h"
 
 namespace ddprun::launcher {

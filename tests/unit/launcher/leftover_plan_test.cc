@@ -1,4 +1,4 @@
-#include "launcher/leftover_plan.h"
+#include "launcher/process/leftover_plan.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,9 +1,9 @@
-#include "launcher/line_mixer.h"
+#include "launcher/output/line_mixer.h"
 
 #include <gtest/gtest.h>
 
-#include "launcher/output.h"
-#include "launcher/output_hub.h"
+#include "launcher/output/output.h"
+#include "launcher/output/output_hub.h"
 
 namespace ddprun::launcher {
 namespace {

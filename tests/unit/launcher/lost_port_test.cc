@@ -1,4 +1,4 @@
-#include "launcher/lost_port.h"
+#include "launcher/job/lost_port.h"
 
 #include <gtest/gtest.h>
 

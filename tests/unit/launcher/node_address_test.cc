@@ -1,4 +1,4 @@
-#include "launcher/node_address.h"
+#include "launcher/agent/node_address.h"
 
 #include <gtest/gtest.h>
 

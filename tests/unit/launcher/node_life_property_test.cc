@@ -6,8 +6,8 @@
 #include <random>
 #include <set>
 
-#include "launcher/node_life.h"
-#include "launcher/node_words.h"
+#include "launcher/life/node_life.h"
+#include "launcher/life/node_words.h"
 
 // A million random events against what must hold of every node's life, whatever workers, rendezvous, user and time do.
 namespace ddprun::launcher {

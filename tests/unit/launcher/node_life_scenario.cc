@@ -6,7 +6,8 @@
 #include <sstream>
 #include <vector>
 
-#include "launcher/node_words.h"
+#include "common/signal_names.h"
+#include "launcher/life/node_words.h"
 
 namespace ddprun::launcher {
 
@@ -30,14 +31,14 @@ std::string text_of(const NodeAction& action) {
     return fmt::format("start {} of round {}", ranks_text(a->workers, Rank(0)), a->assignment.round.value);
   }
   if (const auto* a = std::get_if<AskToStop>(&action)) {
-    return fmt::format("ask {} to stop: {}{}", a->worker.value, signal_word(a->signal),
+    return fmt::format("ask {} to stop: {}{}", a->worker.value, signal_name(a->signal),
                        a->scope == AskScope::group ? " to its group" : "");
   }
   if (const auto* a = std::get_if<Kill>(&action)) return fmt::format("kill {}", a->worker.value);
   if (std::holds_alternative<DrainWorkers>(action)) return "drain";
   if (std::holds_alternative<HurryDrain>(action)) return "hurry";
   if (const auto* a = std::get_if<EndHelpers>(&action)) {
-    return a->signal == 0 ? "end helpers" : "end helpers: " + signal_word(a->signal);
+    return a->signal == 0 ? "end helpers" : "end helpers: " + signal_name(a->signal);
   }
   if (const auto* a = std::get_if<TellDone>(&action)) {
     return a->result == rdzv::DoneResult::success ? "tell: done" : "tell: done, resume me";

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "launcher/node_life.h"
+#include "launcher/life/node_life.h"
 
 namespace ddprun::launcher {
 

@@ -1,8 +1,8 @@
-#include "launcher/node_life.h"
+#include "launcher/life/node_life.h"
 
 #include <gtest/gtest.h>
 
-#include "launcher/node_words.h"
+#include "launcher/life/node_words.h"
 #include "tests/support/story.h"
 #include "tests/unit/launcher/node_life_scenario.h"
 

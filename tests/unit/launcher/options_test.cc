@@ -1,4 +1,4 @@
-#include "launcher/options.h"
+#include "launcher/options/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include <map>
 
-#include "launcher/option_values.h"
+#include "launcher/options/option_values.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/preflight.h"
+#include "launcher/options/preflight.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 
 #include <fstream>
 
-#include "launcher/cpu_budget.h"
-#include "launcher/numa.h"
+#include "launcher/options/cpu_budget.h"
+#include "launcher/options/numa.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/program.h"
+#include "launcher/options/program.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

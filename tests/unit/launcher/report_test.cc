@@ -1,4 +1,4 @@
-#include "launcher/report.h"
+#include "launcher/job/report.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -12,9 +12,9 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "launcher/error_file.h"
-#include "launcher/remedy.h"
-#include "launcher/report_file.h"
+#include "launcher/job/report_file.h"
+#include "launcher/output/error_file.h"
+#include "launcher/output/remedy.h"
 #include "tests/support/proc_files.h"
 
 namespace ddprun::launcher {

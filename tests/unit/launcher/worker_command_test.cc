@@ -1,12 +1,12 @@
-#include "launcher/worker_command.h"
+#include "launcher/options/worker_command.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
-#include "launcher/cpu_budget.h"
-#include "launcher/device.h"
-#include "launcher/signal_policy.h"
+#include "launcher/options/cpu_budget.h"
+#include "launcher/options/device.h"
+#include "launcher/options/signal_policy.h"
 
 namespace ddprun::launcher {
 namespace {

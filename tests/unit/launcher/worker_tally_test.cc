@@ -1,4 +1,4 @@
-#include "launcher/worker_tally.h"
+#include "launcher/life/worker_tally.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "launcher/ctl_store.h"
+#include "launcher/ctl/store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/options.h"
+#include "common/result.h"
+#include "common/types.h"
+#include "launcher/output/output.h"
+#include "launcher/process/leftover_plan.h"
+#include "launcher/process/stdin_policy.h"
+
+// Flags and PET_* variables -> LaunchOptions: checked values, nothing done yet. Pure: the environment and the host's
+// facts (device counts) come in as arguments.
+namespace ddprun::launcher {
+
+// Which program this is, by argv[0]: `ddprun` or the legacy `ddprun-launch` (python -m torch.distributed.launch).
+enum class Flavour { run, launch };
+
+// What else happens with output and reports; the streams themselves are in OutputPolicy.
+struct LogOptions {
+  std::string log_dir;         // as LogTree::open takes it: "" = temporary, "/dev/null" = no files at all
+  std::string report_file;     // --report: the last word as JSON; "" = none
+  std::string own_error_file;  // TORCHELASTIC_ERROR_FILE of the launcher itself; "" = none
+};
+
+// ddprun-launch: how the script is told its local rank on its command line.
+enum class LocalRankArgument { none, hyphen, underscore, by_script };
+
+enum class RdzvBackend { c10d, static_ };
+
+struct RendezvousConf {
+  std::chrono::seconds join_timeout{600};
+  std::chrono::seconds last_call_timeout{30};
+  std::chrono::seconds close_timeout{30};
+  std::chrono::seconds keep_alive_interval{5};
+  std::int64_t keep_alive_max_attempt = 3;
+  std::chrono::seconds read_timeout{60};  // of one connection attempt to the endpoint and one reply
+  std::optional<bool> is_host;            // nullopt = found out
+  bool keep_on_silence = false;           // on_silence=keep: workers run on when the rendezvous is silent
+};
+
+struct LaunchOptions {
+  Flavour flavour = Flavour::run;
+
+  // the job
+  std::int64_t nnodes_min = 1;
+  std::int64_t nnodes_max = 1;
+  std::int64_t nproc = 1;
+  std::int64_t max_restarts = 0;
+  std::string role = "default";
+  RunId run_id{"none"};
+  RdzvBackend backend = RdzvBackend::c10d;
+  Endpoint endpoint;       // port 0: this launcher serves it on a port of its choice (one node, or --standalone)
+  bool local_job = false;  // one node and nobody else can join: all listeners on loopback, MASTER_ADDR 127.0.0.1
+  RendezvousConf conf;
+  std::optional<std::int64_t> node_rank;     // given = hint (c10d) or the rank (static)
+  std::string local_addr;                    // "" = found out
+  std::optional<std::uint16_t> master_port;  // given by --master-port: the worker store of group rank 0 is served there
+  std::string topology_key;
+  std::string network_interface;  // "" = none named
+  bool preflight = true;
+
+  // ports that we choose: 0, 0 = the kernel chooses
+  std::uint16_t first_port = 0;
+  std::uint16_t last_port = 0;
+
+  // what is run
+  std::string program;
+  std::vector<std::string> arguments;
+  bool module = false;
+  bool no_python = false;
+  bool run_path = false;
+  LocalRankArgument local_rank_argument = LocalRankArgument::none;
+
+  // workers
+  std::vector<std::pair<std::string, std::string>> environment;  // --env and presets, in order; later wins
+  std::vector<std::pair<int, std::uint64_t>> limits;             // RLIMIT_*, soft = hard
+  std::vector<std::string> devices;                              // --devices; empty = as inherited
+  std::string numa_binding;                                      // "", node, socket, exclusive, core-complex
+  bool virtual_local_rank = false;
+  bool signal_group = false;  // --signal-scope=group
+  Leftovers leftovers = Leftovers::end;
+  StdinPolicy stdin_policy;
+
+  // supervision
+  std::vector<int> signals_to_handle;   // end the job
+  std::vector<int> signals_to_forward;  // pass on and go on (SIGUSR1, SIGUSR2 unless they are in the list above)
+  std::chrono::milliseconds shutdown_timeout{30'000};
+  std::chrono::milliseconds restart_backoff{0};  // before restart k: this x 2^(k-1), at most 60 s
+  std::int64_t crash_loop_limit = 0;             // 0 = off
+  bool workers_bind_master_port = false;         // TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as in torch
+  bool torchrun_exit_codes = false;              // --exit-code=torchrun
+  enum class Events { none, console, dynamic_rendezvous } events = Events::none;  // --event-log-handler
+
+  OutputPolicy output;
+  LogOptions logs;
+  std::string log_level = "info";
+  bool log_level_given = false;
+
+  // Things the user should hear once, before the start ("unknown --rdzv-conf key 'jion_timeout' ...").
+  std::vector<std::string> warnings;
+  std::vector<std::string> notes;  // the same, but nothing to worry about
+};
+
+// What the host has, asked only when an option needs it; device.h and cpu_budget.h have the real answers.
+struct HostFacts {
+  std::function<Result<std::int64_t>()> gpu_count;  // error: why GPUs cannot be counted (no driver library, ...)
+  std::function<std::int64_t()> cpu_count;          // CPUs that we may use
+  std::vector<std::string> variables;               // names of all variables of our environment
+};
+
+// The option table of either program: help, README, PET_* variables and parsing come from it.
+const OptionTable& option_table(Flavour flavour);
+
+// What to write instead of an option of another launcher (mpirun, accelerate, deepspeed ...): a sentence, or "".
+// `word`: as it was given, "-np" or "--num_gpus=4".
+std::string foreign_option_hint(const std::string& word);
+
+// Script for a shell's completion of all long options. `shell`: bash, zsh or tcsh.
+std::string completion_script(Flavour flavour, const std::string& shell);
+
+// "3" or "0:3,12:1". Errors: invalid_argument with the text and what is wrong with it.
+Result<StreamChoice> parse_stream_choice(const std::string& text);
+
+// Errors: invalid_argument, one sentence (exit code 2).
+Result<LaunchOptions> make_launch_options(const ParsedOptions& parsed, Flavour flavour, const EnvLookup& env,
+                                          const HostFacts& host);
+
+}  // namespace ddprun::launcher
