@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <fstream>
 #include <random>
+#include <sstream>
 
 namespace ddprun::rdzv {
 namespace {
@@ -90,11 +93,56 @@ std::vector<ServerMessage> server_messages() {
           roster};
 }
 
+std::vector<OperatorMessage> operator_messages() {
+  return {StatusRequest{"j"}, DrainRequest{"j", "n", "t"}, StopRequest{"j", "t"}, FlightQuery{"j"}, RosterRequest{"j"}};
+}
+
+// A frame as text: 32 bytes a line; a line that is the same as the one before is left out.
+std::string hex_of(const std::string& frame) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string all, last;
+  for (std::size_t at = 0; at < frame.size(); at += 32) {
+    std::string line = "  ";
+    for (const char c : frame.substr(at, 32)) {
+      line += kDigits[static_cast<unsigned char>(c) >> 4];
+      line += kDigits[static_cast<unsigned char>(c) & 15];
+    }
+    if (line != last) all += line + "\n";
+    last = line;
+  }
+  return all;
+}
+
 std::string_view payload(const std::string& frame) { return std::string_view(frame).substr(4); }
 
 TEST(RdzvProtocol, LengthPrefixIsThatOfTheRest) {
   const std::string frame = encode(ServerMessage(Finished()));
   EXPECT_EQ(frame, std::string("\x02\0\0\0\x43\0", 6));
+}
+
+// What is on the wire, byte by byte. DDPRUN_REWRITE=1 writes it anew; a change here needs a new kVersion.
+TEST(RdzvProtocol, TheBytesOfAVersionNeverChange) {
+  std::ostringstream now;
+  now << "version " << kVersion << "\n";
+  const auto add = [&now](const char* who, const auto& messages) {
+    for (const auto& message : messages) {
+      const std::string frame = encode(message);
+      now << who << " type " << int(static_cast<unsigned char>(frame.at(4))) << ", " << frame.size() << " bytes\n"
+          << hex_of(frame);
+    }
+  };
+  add("agent", agent_messages());
+  add("server", server_messages());
+  add("operator", operator_messages());
+  const std::string file = DDPRUN_SOURCE_DIR "/tests/testdata/rdzv_protocol/messages.txt";
+  std::ifstream in(file);
+  const std::string wanted{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  if (std::getenv("DDPRUN_REWRITE") != nullptr && wanted != now.str()) {
+    in.close();
+    std::ofstream(file) << now.str();
+    return;
+  }
+  EXPECT_EQ(wanted, now.str());
 }
 
 TEST(RdzvProtocol, EveryMessageComesBackAsItWas) {
@@ -112,9 +160,7 @@ TEST(RdzvProtocol, EveryMessageComesBackAsItWas) {
     EXPECT_EQ(back->index(), message.index());
     EXPECT_EQ(encode(*back), frame);
   }
-  const std::vector<OperatorMessage> operator_messages = {StatusRequest{"j"}, DrainRequest{"j", "n", "t"},
-                                                          StopRequest{"j", "t"}, FlightQuery{"j"}, RosterRequest{"j"}};
-  for (const OperatorMessage& message : operator_messages) {
+  for (const OperatorMessage& message : operator_messages()) {
     const std::string frame = encode(message);
     const auto back = decode_operator(payload(frame));
     ASSERT_TRUE(back) << back.error().message();
