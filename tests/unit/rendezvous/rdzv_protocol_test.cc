@@ -18,13 +18,13 @@ NodeInfo some_node() {
   node.address = "fd00::1";
   node.role = "trainer";
   node.topology_key = "rack3";
-  node.nnodes_min = 2;
-  node.nnodes_max = 8;
+  node.job.nnodes_min = 2;
+  node.job.nnodes_max = 8;
   node.nproc = 4;
   node.node_rank = 3;
   node.worker_store_port = 40123;
-  node.backend = Backend::static_ranks;
-  node.max_restarts = 5;
+  node.job.backend = RdzvBackend::static_ranks;
+  node.job.max_restarts = 5;
   return node;
 }
 
@@ -208,13 +208,48 @@ TEST(RdzvProtocol, BoundsAreCheckedAndNamed) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().message(), "Join message: nproc 0 is not in 1..1000000");
   join.node = some_node();
-  join.node.nnodes_min = 9;
+  join.node.job.nnodes_min = 9;
   refused = decode_agent(payload(encode(AgentMessage(join))));
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("nnodes_max 8"), std::string::npos);
   join.node = some_node();
   join.node.node_id = NodeId();
   EXPECT_FALSE(decode_agent(payload(encode(AgentMessage(join)))));
+}
+
+TEST(RdzvProtocol, AnEnumerationIsWhatItsWordsName) {
+  Register registration;
+  registration.node = some_node();
+  std::string frame = encode(AgentMessage(registration));
+  EXPECT_TRUE(decode_agent(payload(frame)));
+  frame.back() = static_cast<char>(kEnumSize<MemberState>);
+  const auto refused = decode_agent(payload(frame));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message(), "Register message: unknown state 5");
+  EXPECT_EQ(to_word(MemberState::resumable), "resumable");
+  EXPECT_EQ(from_word<MemberState>("stopping"), MemberState::stopping);
+  EXPECT_EQ(from_word<RdzvBackend>("static"), RdzvBackend::static_ranks);
+  EXPECT_FALSE(from_word<RdzvBackend>("Static"));
+  EXPECT_EQ(to_word(static_cast<RdzvBackend>(9)), "");
+}
+
+TEST(JobSettings, TheFirstDifferenceIsNamedByItsOption) {
+  const JobSettings ours;
+  EXPECT_FALSE(first_difference(ours, ours));
+  const auto differs = [&ours](auto change) {
+    JobSettings theirs;
+    change(theirs);
+    const auto found = first_difference(theirs, ours);
+    return found ? found->option + " " + found->left + " " + found->right : "";
+  };
+  EXPECT_EQ(differs([](JobSettings& j) { j.nnodes_max = 4; }), "--nnodes 1:4 1");
+  EXPECT_EQ(differs([](JobSettings& j) { j.nnodes_min = j.nnodes_max = 2; }), "--nnodes 2 1");
+  EXPECT_EQ(differs([](JobSettings& j) { j.backend = RdzvBackend::static_ranks; }), "--rdzv-backend static c10d");
+  EXPECT_EQ(differs([](JobSettings& j) { j.close_timeout += std::chrono::milliseconds(1); }),
+            "--rdzv-conf close_timeout 30001 ms 30000 ms");
+  EXPECT_EQ(differs([](JobSettings& j) { j.crash_loop_limit = j.max_restarts = 2; }), "--max-restarts 2 0");
+  EXPECT_EQ(differs([](JobSettings& j) { j.crash_loop_limit = 2; }), "--crash-loop-limit 2 0");
+  EXPECT_EQ(differs([](JobSettings& j) { j.crash_loop_window *= 2; }), "the crash loop window 10000 ms 5000 ms");
 }
 
 TEST(RdzvProtocol, LongTextsAreCutByTheWriterAndTheLastLinesAreKept) {
