@@ -1,8 +1,5 @@
 #include "common/options.h"
 
-#include <CLI/App.hpp>
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -267,46 +264,6 @@ std::string check_value(const OptionSpec& spec, const std::string& value) {
   return quoted + (low ? "is below " + number_text(*spec.min_value) : "is above " + number_text(*spec.max_value));
 }
 
-// CLI11 keeps which values belong to which option, checks them and stores them. Each value travels behind a '=' so that
-// CLI11 sees neither an empty word nor something like an option or like its own [vector,notation].
-std::optional<Error> run_cli11(const std::vector<OptionSpec>& options, const std::vector<Token>& tokens,
-                               std::map<std::string, ParsedOptions::Value, std::less<>>& values) {
-  CLI::App app;
-  app.set_help_flag();
-  for (const OptionSpec& spec : options) {
-    ParsedOptions::Value& value = values[spec.name];
-    if (!takes_value(spec)) {
-      app.add_flag_callback("--" + spec.name, [&value] {
-        value.text = "1";
-        value.given = true;
-      });
-      continue;
-    }
-    CLI::Option* option = app.add_option_function<std::vector<std::string>>(
-        "--" + spec.name, [&value](const std::vector<std::string>& given) {
-          value.texts.clear();
-          for (const std::string& text : given) value.texts.push_back(text.substr(1));
-          value.text = value.texts.back();
-          value.given = true;
-        });
-    option->expected(1)->allow_extra_args(false)->multi_option_policy(
-        spec.repeatable ? CLI::MultiOptionPolicy::TakeAll : CLI::MultiOptionPolicy::TakeLast);
-    option->check([&spec](const std::string& text) { return check_value(spec, text.substr(1)); });
-  }
-  std::vector<std::string> words;
-  for (const Token& token : tokens) {
-    words.push_back("--" + token.spec->name);
-    if (takes_value(*token.spec)) words.push_back("=" + token.value);
-  }
-  std::reverse(words.begin(), words.end());  // CLI11 wants the words in reverse
-  try {
-    app.parse(words);
-  } catch (const CLI::ParseError& e) {
-    return usage(e.what());
-  }
-  return std::nullopt;
-}
-
 // Breaks `text` at spaces into lines of at most `width` bytes.
 std::vector<std::string> wrap(std::string_view text, std::size_t width) {
   std::vector<std::string> lines;
@@ -458,8 +415,19 @@ Result<ParsedOptions> OptionTable::parse(std::span<const std::string> arguments,
     const std::string problem = check_value(*token.spec, token.value);
     if (!problem.empty()) return usage(token.source + ": " + problem);
   }
-  if (auto error = run_cli11(options_, expanded.tokens, parsed.values_)) return std::move(*error);
-  for (const Token& token : expanded.tokens) parsed.values_[token.spec->name].source = token.source;
+  // Of an option that is given more than once the last one counts; texts() has all of a repeatable one.
+  for (Token& token : expanded.tokens) {
+    ParsedOptions::Value& value = parsed.values_[token.spec->name];
+    if (!takes_value(*token.spec)) {
+      value.text = "1";
+    } else {
+      if (!value.given || !token.spec->repeatable) value.texts.clear();  // of the default
+      value.text = token.value;
+      value.texts.push_back(std::move(token.value));
+    }
+    value.given = true;
+    value.source = std::move(token.source);
+  }
   parsed.rest_ = std::move(expanded.rest);
   return parsed;
 }

@@ -12,7 +12,8 @@
 #include "common/result.h"
 
 // One table per program: flags, PET_* variables, help, the README's list and "did you mean" all come from it.
-// CLI11 parses underneath; a pure pre-pass expands torchrun's spellings (hyphen or underscore) and unique prefixes.
+// Without CLI11: torchrun's rules (hyphen or underscore, unique beginnings, the end of options at the script, a variable
+// per option, one sentence per mistake) are all that parsing is here, and a library only kept what they had found.
 namespace ddprun {
 
 enum class OptionKind { flag, text, integer, real, choice };

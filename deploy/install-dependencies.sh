@@ -8,8 +8,6 @@ build_packages=(
   cmake ninja-build ccache g++ git ca-certificates
   libboost1.81-dev       # Asio, Process v2 (the child's handle), Beast (metrics over HTTP)
   libfmt-dev             # formatting
-  libspdlog-dev          # log lines
-  libcli11-dev           # flags
   libyaml-cpp-dev        # configuration
   nlohmann-json3-dev     # reports, metrics, safetensors headers
   libssl-dev             # digests, random tokens

@@ -63,13 +63,6 @@ HostFacts host_facts() {
   return facts;
 }
 
-LogLevel log_level(std::string_view name) {
-  return name == "debug"     ? LogLevel::debug
-         : name == "warning" ? LogLevel::warning
-         : name == "error"   ? LogLevel::error
-                             : LogLevel::info;
-}
-
 // "unknown option '-np' (see --help)" -> the same and what to write here.
 Error with_hint(Error error) {
   constexpr std::string_view kStart = "unknown option '";
@@ -138,7 +131,7 @@ int run(int argc, char** argv) {
   }
   auto options = make_launch_options(*parsed, flavour, environment, host_facts());
   if (!options) return usage_error(context.program_name, options.error());
-  log_init(context.program_name, log_level(options->log_level));
+  log_init(context.program_name, options->log_level);
   take_over(inherited, context.inherited, *options);
   context.services = make_embedded_services();
   return launch(std::move(*options), std::move(context));

@@ -173,7 +173,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   // from.
   static void correct_address(const AgentSession& session, rdzv::NodeInfo& node) {
     if (session.peer_is_loopback() || session.peer_address().empty()) return;
-    if (node.address == "localhost" || is_loopback(node.address)) node.address = session.peer_address();
+    if (is_loopback(node.address)) node.address = session.peer_address();
   }
 
   // The session speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is

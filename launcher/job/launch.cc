@@ -22,6 +22,7 @@
 #include "common/log.h"
 #include "common/printable.h"
 #include "common/signal_names.h"
+#include "common/system.h"
 #include "launcher/agent/agent.h"
 #include "launcher/job/event_log.h"
 #include "launcher/job/flight.h"
@@ -216,7 +217,7 @@ class Launch {
     group.logs = logs_;
     group.recorder_bytes = kFlightBytes;
     auto workers = std::make_unique<WorkerGroup>(io, std::move(group));
-    flight_.watch(workers.get());
+    flight_.watch(workers.get(), options_.nproc);
     for (auto* observer : observers_) workers->add_listener(observer);
     return workers;
   }
@@ -233,36 +234,21 @@ class Launch {
     events.role = options_.role;
     events.backend = to_word(options_.job.backend);
     events.entrypoint = report_.entrypoint;
-    std::array<char, 256> name{};
-    if (::gethostname(name.data(), name.size() - 1) == 0) events.host_name = name.data();
+    events.host_name = host_name();
     events.write = [](const std::string& line) { internal::write_stderr(line + "\n"); };
     event_log_ = make_event_log(std::move(events));
     observers_.push_back(event_log_.get());
   }
 
-  Result<std::vector<WorkerSpec>> make_specs(const RoundContext& round) {
+  Result<std::vector<WorkerSpec>> make_specs(const RankSlice& slice) {
     const auto now = SteadyClock::now();
     const auto took =
         std::chrono::duration_cast<std::chrono::milliseconds>(now - attempts_.ended_at().value_or(started_));
-    for (auto* observer : observers_) observer->on_round(round, took);
+    for (auto* observer : observers_) observer->on_round(slice, took);
     std::vector<WorkerSpec> specs;
-    for (std::int64_t i = 0; i < round.local_world_size; ++i) {
+    for (std::int64_t i = 0; i < options_.nproc; ++i) {
       WorkerSpec spec;
-      spec.env.rank = Rank(round.first_rank.value + i);
-      spec.env.local_rank = LocalRank(i);
-      spec.env.world_size = round.world_size;
-      spec.env.local_world_size = round.local_world_size;
-      spec.env.group_rank = round.group_rank;
-      spec.env.group_world_size = round.group_world_size;
-      spec.env.role_name = round.role;
-      spec.env.role_rank = round.first_role_rank + i;
-      spec.env.role_world_size = round.role_world_size;
-      spec.env.master = round.master;
-      spec.env.restart_count = round.restart_count;
-      spec.env.max_restarts = round.max_restarts;
-      spec.env.run_id = round.run_id;
-      spec.env.use_agent_store = !options_.workers_bind_master_port;
-      spec.env.round = round.round;
+      spec.env = command_->place(slice, LocalRank(i));
       auto environment = command_->environment(spec.env);
       if (!environment) return std::move(environment).error();
       spec.process.executable = command_->program().executable;
@@ -294,7 +280,7 @@ class Launch {
     block_deadly_signals(options_, false);
     AgentHooks hooks;
     hooks.make_group = [this, &io] { return make_group(io); };
-    hooks.make_specs = [this](const RoundContext& round) { return make_specs(round); };
+    hooks.make_specs = [this](const RankSlice& slice) { return make_specs(slice); };
     hooks.flight_record = [this](std::size_t max_bytes) { return flight_.pack(max_bytes); };
     hooks.workers_die_at = [this](std::optional<TimePoint> when) { guard_->kill_workers_at(when); };
     Agent agent(io, agent_options(options_), context_.services, std::move(hooks));
@@ -311,7 +297,7 @@ class Launch {
       if (thrown) failure = thrown;
     });
     io.run();
-    flight_.watch(nullptr);                        // the agent's group is gone
+    flight_.watch(nullptr, 0);                     // the agent's group is gone
     if (failure) std::rethrow_exception(failure);  // ours to mend: main() says so
     return std::move(*outcome);
   }

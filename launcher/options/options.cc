@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <signal.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -12,8 +11,10 @@
 
 #include "common/rdzv_protocol.h"
 #include "common/signal_names.h"
+#include "common/system.h"
 #include "common/worker_env.h"
 #include "launcher/options/option_values.h"
+#include "launcher/options/rdzv_conf.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -29,8 +30,7 @@ Error bad(const std::string& source, std::string_view message) {
 
 std::string random_run_id() {
   std::array<unsigned char, 16> bytes{};
-  // Without getrandom (never on a kernel that we run on) the zeros only make the name dull; nothing depends on secrecy.
-  [[maybe_unused]] const auto got = ::getrandom(bytes.data(), bytes.size(), 0);
+  fill_random(bytes);
   bytes[6] = static_cast<unsigned char>((bytes[6] & 0x0f) | 0x40);  // version 4, as Python's uuid.uuid4()
   bytes[8] = static_cast<unsigned char>((bytes[8] & 0x3f) | 0x80);
   std::string out;
@@ -40,8 +40,6 @@ std::string random_run_id() {
   }
   return out;
 }
-
-bool loopback_name(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
 Result<void> read_nnodes(const ParsedOptions& parsed, LaunchOptions& out) {
   const auto& text = parsed.text("nnodes");
@@ -176,8 +174,8 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
                  fmt::format("{} does not fit {} node{}: ranks are 0..{}", *out.node_rank, out.job.nnodes_max,
                              out.job.nnodes_max == 1 ? "" : "s", out.job.nnodes_max - 1));
     }
-    out.local_job = out.job.nnodes_max == 1 && loopback_name(out.endpoint.host);
-    out.job.join_timeout = std::chrono::seconds(900);  // torchrun's default of the static backend
+    out.local_job = out.job.nnodes_max == 1 && is_loopback(out.endpoint.host);
+    out.job.join_timeout = kStaticJoinTimeout;
   } else {
     out.job.backend = RdzvBackend::c10d;
     auto parsed_endpoint = Endpoint::parse(endpoint.empty() ? "localhost" : endpoint, kC10dPort);
@@ -189,7 +187,7 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
                              out.job.nnodes_min - 1));
     }
     if (parsed.given("node-rank")) out.node_rank = parsed.integer("node-rank");
-    out.local_job = out.job.nnodes_max == 1 && loopback_name(out.endpoint.host);
+    out.local_job = out.job.nnodes_max == 1 && is_loopback(out.endpoint.host);
     if (port_given) out.master_port = static_cast<std::uint16_t>(parsed.integer("master-port"));
     if (parsed.given("master-addr")) {
       out.warnings.push_back(
@@ -199,80 +197,6 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
     }
   }
   if (out.run_id.value.empty()) out.run_id = RunId(random_run_id());
-  return {};
-}
-
-Result<void> read_conf(const ParsedOptions& parsed, LaunchOptions& out) {
-  const auto source = parsed.source("rdzv-conf");
-  static const std::vector<std::string> kKnown{"join_timeout",
-                                               "last_call_timeout",
-                                               "close_timeout",
-                                               "keep_alive_interval",
-                                               "read_timeout",
-                                               "keep_alive_max_attempt",
-                                               "is_host",
-                                               "timeout",
-                                               "on_silence",
-                                               "rank",
-                                               "store_type",
-                                               "heartbeat_timeout",
-                                               "cas_backoff_max_seconds"};
-  for (const auto& item : split(parsed.text("rdzv-conf"), ',')) {
-    const auto equals = item.find('=');
-    const std::string key = trimmed(item.substr(0, equals));
-    const std::string value = equals == std::string::npos ? "" : trimmed(item.substr(equals + 1));
-    if (key.empty() || value.empty()) return bad(source, fmt::format("'{}' is not KEY=VALUE", item));
-    const auto seconds = [&](std::chrono::milliseconds& target) -> Result<void> {
-      auto number = parse_integer(value, 1, 365 * 24 * 3600);
-      if (!number) return bad(source, fmt::format("{}: {} (whole seconds, at least 1)", key, number.error().message()));
-      target = std::chrono::seconds(*number);
-      return {};
-    };
-    Result<void> done;
-    if (key == "join_timeout") {
-      done = seconds(out.job.join_timeout);
-    } else if (key == "timeout" && out.job.backend == RdzvBackend::static_ranks) {
-      done = seconds(out.job.join_timeout);
-    } else if (key == "last_call_timeout") {
-      done = seconds(out.job.last_call_timeout);
-    } else if (key == "close_timeout") {
-      done = seconds(out.job.close_timeout);
-    } else if (key == "keep_alive_interval") {
-      done = seconds(out.job.keep_alive_interval);
-    } else if (key == "read_timeout") {
-      done = seconds(out.conf.read_timeout);
-    } else if (key == "keep_alive_max_attempt") {
-      auto number = parse_integer(value, 1, rdzv::kMaxKeepAliveAttempts);
-      if (!number) return bad(source, fmt::format("{}: {}", key, number.error().message()));
-      out.job.keep_alive_max_attempt = *number;
-    } else if (key == "is_host") {
-      std::string word = value;
-      std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
-      if (word == "1" || word == "true" || word == "t" || word == "yes" || word == "y") {
-        out.conf.is_host = true;
-      } else if (word == "0" || word == "false" || word == "f" || word == "no" || word == "n") {
-        out.conf.is_host = false;
-      } else {
-        return bad(source, fmt::format("is_host: '{}' is neither true nor false", value));
-      }
-    } else if (key == "on_silence") {
-      if (value != "stop" && value != "keep") {
-        return bad(source, fmt::format("on_silence: '{}' is neither stop nor keep", value));
-      }
-      out.conf.keep_on_silence = value == "keep";
-    } else if (key == "store_type") {
-      if (value != "tcp" && value != "TCP") {
-        return bad(source, fmt::format("store_type: '{}' is not supported; the rendezvous speaks tcp only", value));
-      }
-    } else if (std::find(kKnown.begin(), kKnown.end(), key) != kKnown.end()) {
-      out.warnings.push_back(fmt::format("{}: {} means nothing here and is not used", source, key));
-    } else {
-      const auto near = nearest_name(key, kKnown);
-      out.warnings.push_back(fmt::format("{}: unknown key '{}' is not used{}", source, key,
-                                         near ? fmt::format(" (did you mean {}?)", *near) : ""));
-    }
-    if (!done) return done;
-  }
   return {};
 }
 
@@ -545,8 +469,8 @@ Result<void> read_log_level(const ParsedOptions& parsed, const EnvLookup& env, L
   std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
   if (word == "critical" || word == "fatal") word = "error";
   if (word == "warn") word = "warning";
-  if (word == "debug" || word == "info" || word == "warning" || word == "error") {
-    out.log_level = word;
+  if (const auto level = from_word<LogLevel>(word)) {
+    out.log_level = *level;
     out.log_level_given = true;
   } else if (own) {
     return bad(parsed.source("log-level"), fmt::format("'{}' is none of debug, info, warning, error", word));
@@ -580,7 +504,7 @@ Result<LaunchOptions> make_launch_options(const ParsedOptions& parsed, Flavour f
   if (auto done = read_nnodes(parsed, out); !done) return std::move(done).error();
   if (auto done = read_nproc(parsed, env, host, out); !done) return std::move(done).error();
   if (auto done = read_rendezvous(parsed, out); !done) return std::move(done).error();
-  if (auto done = read_conf(parsed, out); !done) return std::move(done).error();
+  if (auto done = read_rdzv_conf(parsed, out); !done) return std::move(done).error();
   if (auto done = check_default_endpoint(parsed, out); !done) return std::move(done).error();
   if (auto done = read_output(parsed, env, out); !done) return std::move(done).error();
   if (auto done = read_signals(parsed, out); !done) return std::move(done).error();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/job_settings.h"
+#include "common/log.h"
 #include "common/options.h"
 #include "common/result.h"
 #include "common/types.h"
@@ -33,6 +34,8 @@ struct LogOptions {
 
 // ddprun-launch: how the script is told its local rank on its command line.
 enum class LocalRankArgument { none, hyphen, underscore, by_script };
+
+inline constexpr std::chrono::seconds kStaticJoinTimeout{900};  // torchrun's default of the static backend
 
 // What --rdzv-conf says beside JobSettings.
 struct RendezvousConf {
@@ -92,7 +95,7 @@ struct LaunchOptions {
 
   OutputPolicy output;
   LogOptions logs;
-  std::string log_level = "info";
+  LogLevel log_level = LogLevel::info;
   bool log_level_given = false;
 
   // Things the user should hear once, before the start ("unknown --rdzv-conf key 'jion_timeout' ...").

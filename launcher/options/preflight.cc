@@ -23,6 +23,7 @@
 #include "common/exit_code.h"
 #include "common/lookup.h"
 #include "common/options.h"
+#include "common/system.h"
 #include "common/tcp.h"
 #include "launcher/options/cpu_budget.h"
 #include "launcher/options/device.h"
@@ -367,8 +368,7 @@ HostState look_around(const std::string& log_dir) {
     host.shm_size_bytes = static_cast<std::uint64_t>(shm.f_blocks) * shm.f_frsize;
     host.shm_free_bytes = static_cast<std::uint64_t>(shm.f_bavail) * shm.f_frsize;
   }
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) == 0) host.host_name = name.data();
+  host.host_name = host_name();
   host.interfaces = interface_names();
   return host;
 }

@@ -55,6 +55,11 @@ WorkerCommand::WorkerCommand(const LaunchOptions& options, Program program, Envi
       program_(std::move(program)),
       base_(std::move(inherited)),
       virtual_local_rank_(options.virtual_local_rank) {
+  everybody_.local_world_size = options.nproc;
+  everybody_.role_name = options.role;
+  everybody_.max_restarts = options.job.max_restarts;
+  everybody_.run_id = options.run_id;
+  everybody_.use_agent_store = !options.workers_bind_master_port;
   if (options.nproc > 1 && !base_.contains("OMP_NUM_THREADS")) {
     omp_threads_ = threads_per_worker(usable_cpus, options.nproc);
     base_["OMP_NUM_THREADS"] = std::to_string(omp_threads_);

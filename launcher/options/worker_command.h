@@ -29,6 +29,9 @@ class WorkerCommand {
   // argv of this worker: `${local_rank}` replaced in every argument behind the program; the legacy --local-rank=N.
   std::vector<std::string> arguments(LocalRank local_rank) const;
 
+  // What a worker of this node is told about itself in such a round. The group adds the paths and descriptors it makes.
+  WorkerEnv place(const RankSlice& slice, LocalRank local_rank) const { return everybody_.of(slice, local_rank); }
+
   // The whole environment of this worker. Errors: invalid_argument when --virtual-local-rank has fewer devices than
   // workers.
   Result<EnvironmentMap> environment(const WorkerEnv& env) const;
@@ -41,6 +44,7 @@ class WorkerCommand {
   LocalRankArgument local_rank_argument_;
   Program program_;
   EnvironmentMap base_;  // what all workers share
+  WorkerEnv everybody_;  // the same
   bool virtual_local_rank_;
   std::int64_t omp_threads_ = 0;
 };

@@ -5,9 +5,12 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <cstdlib>
+#include <fstream>
 #include <map>
 
 #include "launcher/options/option_values.h"
+#include "launcher/options/rdzv_conf.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -270,6 +273,24 @@ TEST(LaunchOptions, StreamMaps) {
   }
 }
 
+// The README's table is the one of the code; DDPRUN_REWRITE=1 writes it.
+TEST(LaunchOptions, ReadmeHasTheKeysOfRdzvConf) {
+  const std::string path = DDPRUN_SOURCE_DIR "/launcher/README.md";
+  std::ifstream in(path);
+  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const std::string begin = "<!-- rdzv-conf: begin -->\n", end = "<!-- rdzv-conf: end -->";
+  const auto first = text.find(begin), last = text.find(end);
+  ASSERT_NE(first, std::string::npos);
+  ASSERT_NE(last, std::string::npos);
+  const auto start = first + begin.size();
+  if (text.substr(start, last - start) != rdzv_conf_markdown() && std::getenv("DDPRUN_REWRITE") != nullptr) {
+    text.replace(start, last - start, rdzv_conf_markdown());
+    std::ofstream(path) << text;
+    return;
+  }
+  EXPECT_EQ(text.substr(start, last - start), rdzv_conf_markdown()) << "run it with DDPRUN_REWRITE=1, review the diff";
+}
+
 TEST(LaunchOptions, RdzvConf) {
   const auto options = good({"--rdzv-backend=c10d", "--rdzv-conf",
                              "join_timeout=5, last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=7,"
@@ -383,11 +404,11 @@ TEST(LaunchOptions, FiltersThatSeeNothingAreSaid) {
 }
 
 TEST(LaunchOptions, LogLevel) {
-  EXPECT_EQ(good({"x"}).log_level, "info");
+  EXPECT_EQ(good({"x"}).log_level, LogLevel::info);
   EXPECT_FALSE(good({"x"}).log_level_given);
   EXPECT_TRUE(good({"--log-level=info", "x"}).log_level_given);
-  EXPECT_EQ(good({"x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "warning");
-  EXPECT_EQ(good({"--log-level=debug", "x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "debug");
+  EXPECT_EQ(good({"x"}, {{"LOGLEVEL", "WARNING"}}).log_level, LogLevel::warning);
+  EXPECT_EQ(good({"--log-level=debug", "x"}, {{"LOGLEVEL", "WARNING"}}).log_level, LogLevel::debug);
   EXPECT_THAT(problem({"--log-level=loud", "x"}), HasSubstr("'loud' is none of"));
 }
 

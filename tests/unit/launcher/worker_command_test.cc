@@ -27,9 +27,9 @@ WorkerEnv place(std::int64_t local_rank) {
   WorkerEnv env;
   env.rank = Rank(4 + local_rank);
   env.local_rank = LocalRank(local_rank);
-  env.world_size = 8;
+  env.slice.world_size = 8;
   env.local_world_size = 4;
-  env.master = Endpoint{"127.0.0.1", 1234};
+  env.slice.master = Endpoint{"127.0.0.1", 1234};
   return env;
 }
 
