@@ -86,7 +86,7 @@ void take_over(const InheritedState& state, const InheritedSignals& inherited, L
         "exists");
   }
   const auto handles = [&options](int number) {
-    const auto& handled = options.signals_to_handle;
+    const auto& handled = options.supervision.signals_to_handle;
     return std::find(handled.begin(), handled.end(), number) != handled.end();
   };
   if (inherited.ignored(SIGTERM) && handles(SIGTERM)) {
@@ -95,7 +95,7 @@ void take_over(const InheritedState& state, const InheritedSignals& inherited, L
         "SIGINT and ddpctl stop do");
   }
   if (state.alarm.count() == 0 || inherited.ignored(SIGALRM)) return;
-  if (!handles(SIGALRM)) options.signals_to_handle.push_back(SIGALRM);
+  if (!handles(SIGALRM)) options.supervision.signals_to_handle.push_back(SIGALRM);
   options.warnings.push_back(fmt::format(
       "an alarm that was set before our start rings in {:.1f} s: SIGALRM ends the job then, as SIGTERM would",
       static_cast<double>(state.alarm.count()) / 1000));
@@ -131,7 +131,7 @@ int run(int argc, char** argv) {
   }
   auto options = make_launch_options(*parsed, flavour, environment, host_facts());
   if (!options) return usage_error(context.program_name, options.error());
-  log_init(context.program_name, options->log_level);
+  log_init(context.program_name, options->logs.level);
   take_over(inherited, context.inherited, *options);
   context.services = make_embedded_services();
   return launch(std::move(*options), std::move(context));

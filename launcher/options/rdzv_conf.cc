@@ -36,18 +36,18 @@ Result<void> read_is_host(const std::string& value, LaunchOptions& out) {
   std::string word = value;
   std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
   for (const std::string_view yes : {"1", "true", "t", "yes", "y"}) {
-    if (word == yes) out.conf.is_host = true;
+    if (word == yes) out.rdzv.conf.is_host = true;
   }
   for (const std::string_view no : {"0", "false", "f", "no", "n"}) {
-    if (word == no) out.conf.is_host = false;
+    if (word == no) out.rdzv.conf.is_host = false;
   }
-  if (!out.conf.is_host) return bad(fmt::format("'{}' is neither true nor false", value));
+  if (!out.rdzv.conf.is_host) return bad(fmt::format("'{}' is neither true nor false", value));
   return {};
 }
 
 Result<void> read_on_silence(const std::string& value, LaunchOptions& out) {
   if (value != "stop" && value != "keep") return bad(fmt::format("'{}' is neither stop nor keep", value));
-  out.conf.keep_on_silence = value == "keep";
+  out.rdzv.conf.keep_on_silence = value == "keep";
   return {};
 }
 
@@ -77,7 +77,7 @@ constexpr std::array<std::string_view, 4> kUnused{"rank", "store_type", "heartbe
 Result<milliseconds> whole_seconds(const std::string& value) {
   auto number = parse_integer(value, 1, 365 * 24 * 3600);
   if (!number) return bad(number.error().message() + " (whole seconds, at least 1)");
-  return std::chrono::seconds(*number);
+  return milliseconds(std::chrono::seconds(*number));
 }
 
 Result<void> set(const Target& target, const std::string& value, LaunchOptions& out) {
@@ -93,7 +93,7 @@ Result<void> set(const Target& target, const std::string& value, LaunchOptions& 
   if (const auto* of_job = std::get_if<milliseconds JobSettings::*>(&target)) {
     out.job.*(*of_job) = *time;
   } else {
-    out.conf.*std::get<milliseconds RendezvousConf::*>(target) = *time;
+    out.rdzv.conf.*std::get<milliseconds RendezvousConf::*>(target) = *time;
   }
   return {};
 }
