@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "rendezvous/server.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/server/server.h"
+#include "rendezvous/store/store_server.h"
 
 namespace ddprun::launcher {
 

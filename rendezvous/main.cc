@@ -24,9 +24,9 @@
 #include "rendezvous/metrics_server.h"
 #include "rendezvous/options.h"
 #include "rendezvous/sd_notify.h"
-#include "rendezvous/server.h"
-#include "rendezvous/state_file.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/server/server.h"
+#include "rendezvous/server/state_file.h"
+#include "rendezvous/store/store_server.h"
 
 // ddprun-rendezvous: the standing daemon. Exit 0 on SIGTERM and SIGINT, after the agents were told.
 namespace ddprun::rendezvous {

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "common/log.h"
-#include "rendezvous/status.h"
+#include "rendezvous/server/status.h"
 
 // The one file that includes Beast.
 namespace ddprun::rendezvous {

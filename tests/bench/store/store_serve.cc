@@ -9,7 +9,7 @@
 
 #include "common/log.h"
 #include "common/tcp.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/store/store_server.h"
 
 int main(int argc, char** argv) {
   using namespace ddprun;

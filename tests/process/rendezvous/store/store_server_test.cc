@@ -1,4 +1,4 @@
-#include "rendezvous/store_server.h"
+#include "rendezvous/store/store_server.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

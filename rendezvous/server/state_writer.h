@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "common/result.h"
-#include "rendezvous/known_world.h"
-#include "rendezvous/state_file.h"
+#include "rendezvous/membership/known_world.h"
+#include "rendezvous/server/state_file.h"
 
 namespace ddprun::rendezvous {
 
@@ -38,7 +38,7 @@ class StateWriter : public std::enable_shared_from_this<StateWriter> {
   static constexpr std::chrono::seconds kPatience{5};
 
  private:
-  struct Desk;
+  struct Shared;
 
   void write();
   void written(std::uint64_t change, const Result<void>& result);
@@ -54,7 +54,7 @@ class StateWriter : public std::enable_shared_from_this<StateWriter> {
   bool stuck_ = false;  // the write under way takes too long, and that was said
   bool fails_ = false;  // the last one failed, and that was said
   bool closed_ = false;
-  std::shared_ptr<Desk> desk_;  // what the thread of a write shares with us
+  std::shared_ptr<Shared> shared_;  // what the thread of a write shares with us
 };
 
 }  // namespace ddprun::rendezvous

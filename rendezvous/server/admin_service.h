@@ -12,27 +12,27 @@
 
 #include "common/clock.h"
 #include "common/rdzv_protocol.h"
-#include "rendezvous/agent_session.h"
-#include "rendezvous/job.h"
+#include "rendezvous/server/agent_connection.h"
+#include "rendezvous/server/job.h"
 
 namespace ddprun::rendezvous {
 
 // Answers ddpctl: status, roster, drain, stop, flight records. Long answers go out in parts, as fast as the operator
 // reads; of flight records only so many are asked for at a time as may wait for a slow operator.
-class OperatorDesk : public std::enable_shared_from_this<OperatorDesk> {
+class AdminService : public std::enable_shared_from_this<AdminService> {
  public:
   using Apply = std::function<void(Job& job, Actions actions, TimePoint now)>;
 
   // `jobs` must outlive it. `token`: lets operators of other hosts drain and stop; "" = loopback only.
-  OperatorDesk(boost::asio::io_context& io, Jobs& jobs, std::string token, Apply apply);
+  AdminService(boost::asio::io_context& io, Jobs& jobs, std::string token, Apply apply);
 
-  void on_message(AgentSession& session, rdzv::OperatorMessage message);
+  void on_message(AgentConnection& connection, rdzv::OperatorMessage message);
   // An agent sent its flight records: nothing happens when nobody asked this node for them.
-  void on_flight(AgentSession& agent, rdzv::FlightReply& reply);
+  void on_flight(AgentConnection& agent, rdzv::FlightReply& reply);
   // All that was sent to this operator is out.
-  void on_drained(AgentSession& session);
+  void on_drained(AgentConnection& connection);
   // A connection is over: that of an agent that was asked, or of the operator.
-  void on_end(const AgentSession& session);
+  void on_end(const AgentConnection& connection);
   void close();
 
  private:
@@ -43,12 +43,12 @@ class OperatorDesk : public std::enable_shared_from_this<OperatorDesk> {
   };
   struct Asked {
     Node node;
-    const AgentSession* session = nullptr;  // compared, never used
+    const AgentConnection* connection = nullptr;  // compared, never used
     TimePoint limit;
   };
   struct Flight {
     explicit Flight(boost::asio::io_context& io) : timer(io) {}
-    std::weak_ptr<AgentSession> asker;
+    std::weak_ptr<AgentConnection> asker;
     RunId run_id;
     std::deque<Node> to_ask;
     std::map<NodeId, Asked> asked;
@@ -56,13 +56,13 @@ class OperatorDesk : public std::enable_shared_from_this<OperatorDesk> {
     boost::asio::steady_timer timer;
   };
 
-  void answer(AgentSession& session, bool ok, std::string text);
-  bool may_command(const AgentSession& session, const std::string& token) const;
-  void send_status(AgentSession& session, const std::string& run_id);
-  void send_roster(AgentSession& session, const std::string& run_id);
-  void drain(AgentSession& session, const rdzv::DrainRequest& request);
-  void stop(AgentSession& session, const rdzv::StopRequest& request);
-  void begin_flight(AgentSession& session, const std::string& run_id);
+  void answer(AgentConnection& connection, bool ok, std::string text);
+  bool may_command(const AgentConnection& connection, const std::string& token) const;
+  void send_status(AgentConnection& connection, const std::string& run_id);
+  void send_roster(AgentConnection& connection, const std::string& run_id);
+  void drain(AgentConnection& connection, const rdzv::DrainRequest& request);
+  void stop(AgentConnection& connection, const rdzv::StopRequest& request);
+  void begin_flight(AgentConnection& connection, const std::string& run_id);
   void advance(std::uint64_t id);
   void end_flight(std::uint64_t id);
 

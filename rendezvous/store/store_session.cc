@@ -1,4 +1,4 @@
-#include "rendezvous/session.h"
+#include "rendezvous/store/store_session.h"
 
 #include <algorithm>
 #include <cstring>
@@ -36,11 +36,11 @@ std::string_view describe_first_bytes(std::string_view bytes) {
   return text ? "text" : "bytes that are no VALIDATE";
 }
 
-bool Session::has_room(std::size_t bytes) {
+bool StoreSession::has_room(std::size_t bytes) {
   return store_.bytes() + bytes + Store::kKeyOverhead <= limits_.max_store_bytes;
 }
 
-Session::Verdict Session::validate(std::string_view& bytes) {
+StoreSession::Verdict StoreSession::validate(std::string_view& bytes) {
   const std::size_t n = std::min(bytes.size(), kValidate.size());
   if (bytes.substr(0, n) != kValidate.substr(0, n)) {
     if (looks_too_old(bytes)) {
@@ -56,7 +56,8 @@ Session::Verdict Session::validate(std::string_view& bytes) {
   return Verdict::ok;
 }
 
-Session::Verdict Session::feed(std::string_view bytes, std::size_t unsent, std::string& out, Store::Wakes& wakes) {
+StoreSession::Verdict StoreSession::feed(std::string_view bytes, std::size_t unsent, std::string& out,
+                                         Store::Wakes& wakes) {
   const bool from_pending = !pending_.empty();
   if (from_pending) {
     // A request's size is known once its lengths are: room is made as bytes come, not as they are announced.
@@ -92,7 +93,7 @@ Session::Verdict Session::feed(std::string_view bytes, std::size_t unsent, std::
   return Verdict::ok;
 }
 
-void Session::put_value(std::string_view value, std::string& out) {
+void StoreSession::put_value(std::string_view value, std::string& out) {
   if (value.size() < kLongValue) {
     store_wire::blob(out, value);
     return;
@@ -101,7 +102,7 @@ void Session::put_value(std::string_view value, std::string& out) {
   tail_ = value;
 }
 
-Session::Verdict Session::handle(const StoreRequest& request, std::string& out, Store::Wakes& wakes) {
+StoreSession::Verdict StoreSession::handle(const StoreRequest& request, std::string& out, Store::Wakes& wakes) {
   ++counts_[static_cast<std::size_t>(request.op)];
   const std::size_t woken = wakes.size();
   switch (request.op) {

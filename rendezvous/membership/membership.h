@@ -13,8 +13,8 @@
 #include "common/clock.h"
 #include "common/rdzv_protocol.h"
 #include "common/types.h"
-#include "rendezvous/damping.h"
-#include "rendezvous/known_world.h"
+#include "rendezvous/membership/damping.h"
+#include "rendezvous/membership/known_world.h"
 
 namespace ddprun::rendezvous {
 
@@ -28,10 +28,10 @@ struct Drop {
   std::string why;
 };
 // For the log and the history of `ddpctl status`: one per change of state.
-struct News {
+struct Event {
   std::string text;
 };
-using Action = std::variant<Send, Drop, News>;
+using Action = std::variant<Send, Drop, Event>;
 using Actions = std::vector<Action>;
 
 // A node as operators see it.

@@ -1,4 +1,4 @@
-#include "rendezvous/store_server.h"
+#include "rendezvous/store/store_server.h"
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -22,8 +22,8 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/unique_fd.h"
-#include "rendezvous/session.h"
-#include "rendezvous/store.h"
+#include "rendezvous/store/store.h"
+#include "rendezvous/store/store_session.h"
 
 // Why not one Asio operation per socket: a store's request is 20 bytes and a hash look-up, so the event loop is the
 // cost. All store sockets are in one epoll set of ours (level-triggered: an event costs no system call to take again);
@@ -86,14 +86,14 @@ std::string peer_text(int fd) {
 
 struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   struct Connection {
-    Connection(int socket, Store& store, ClientId client, const SessionLimits& limits,
+    Connection(int socket, Store& store, ClientId client, const StoreSessionLimits& limits,
                std::array<std::uint64_t, kStoreOpCount>& counts)
         : fd(socket), id(client), session(store, client, limits, counts) {}
 
     UniqueFd fd;
     ClientId id;
     std::uint32_t generation = 0;
-    Session session;
+    StoreSession session;
     std::string out;  // answers that the kernel did not take yet, from out_offset on
     std::size_t out_offset = 0;
     std::size_t accounted = 0;  // of buffered_bytes
@@ -365,7 +365,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
   // Gives bytes (none: after a pause) to the session and sends what it answers.
   void take(Connection& connection, std::string_view bytes) {
     const std::uint64_t me = tag(connection);
-    Session::Verdict verdict = Session::Verdict::ok;
+    StoreSession::Verdict verdict = StoreSession::Verdict::ok;
     do {
       // Answers go out from one buffer for all; only what the kernel does not take moves to the connection.
       const bool had_backlog = connection.unsent() > 0;
@@ -384,7 +384,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
           return;
         }
       }
-      if (verdict != Session::Verdict::ok) {
+      if (verdict != StoreSession::Verdict::ok) {
         refuse(connection, verdict, bytes);
         deliver_wakes();
         return;
@@ -529,32 +529,32 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
     update_interest(connection);
   }
 
-  void refuse(Connection& connection, Session::Verdict verdict, std::string_view bytes) {
+  void refuse(Connection& connection, StoreSession::Verdict verdict, std::string_view bytes) {
     const std::string_view why = connection.session.why();
     switch (verdict) {
-      case Session::Verdict::ok:
+      case StoreSession::Verdict::ok:
         return;
-      case Session::Verdict::garbage:
+      case StoreSession::Verdict::garbage:
         ++counts.refused_garbage;
         refusal_log(garbage_log, [&](std::uint64_t n) {
           log_warning("store: closed a connection that is no c10d client's: {} ({} bytes) peer={} so_far={}", why,
                       bytes.size(), peer_text(connection.fd.get()), n);
         });
         break;
-      case Session::Verdict::too_old:
+      case StoreSession::Verdict::too_old:
         ++counts.refused_too_old;
         refusal_log(too_old_log, [&](std::uint64_t n) {
           log_warning("store: closed {} peer={} so_far={}", why, peer_text(connection.fd.get()), n);
         });
         break;
-      case Session::Verdict::malformed:
+      case StoreSession::Verdict::malformed:
         ++counts.refused_malformed;
         refusal_log(malformed_log, [&](std::uint64_t n) {
           log_warning("store: closed a client that sent what cannot be answered: {} peer={} so_far={}", why,
                       peer_text(connection.fd.get()), n);
         });
         break;
-      case Session::Verdict::memory:
+      case StoreSession::Verdict::memory:
         refuse_for_memory(connection, why);
         return;
     }
@@ -715,7 +715,7 @@ struct StoreServer::Impl : std::enable_shared_from_this<Impl> {
 
   asio::io_context& context;
   const StoreServerOptions options;
-  SessionLimits limits;
+  StoreSessionLimits limits;
   Listener listener;
   std::vector<UniqueFd> listeners;  // all on the one port
   bool accepting = true;

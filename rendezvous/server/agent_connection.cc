@@ -1,4 +1,4 @@
-#include "rendezvous/agent_session.h"
+#include "rendezvous/server/agent_connection.h"
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
@@ -22,8 +22,8 @@ constexpr std::chrono::seconds kCloseLimit{1};
 
 }  // namespace
 
-AgentSession::AgentSession(asio::ip::tcp::socket socket, std::string already_read, std::string greeting,
-                           Handlers handlers)
+AgentConnection::AgentConnection(asio::ip::tcp::socket socket, std::string already_read, std::string greeting,
+                                 Handlers handlers)
     : socket_(std::move(socket)),
       already_read_(std::move(already_read)),
       greeting_(std::move(greeting)),
@@ -38,7 +38,7 @@ AgentSession::AgentSession(asio::ip::tcp::socket socket, std::string already_rea
   if (const auto local = local_endpoint(socket_.native_handle())) own_address_ = local->host;
 }
 
-asio::awaitable<Result<rdzv::Hello>> AgentSession::handshake() {
+asio::awaitable<Result<rdzv::Hello>> AgentConnection::handshake() {
   std::string opening = std::move(already_read_);
   if (opening.size() < rdzv::kHelloBytes) {
     auto rest = co_await read_bytes(socket_, rdzv::kHelloBytes - opening.size(), kHelloLimit);
@@ -64,7 +64,7 @@ asio::awaitable<Result<rdzv::Hello>> AgentSession::handshake() {
   co_return hello;
 }
 
-asio::awaitable<void> AgentSession::run() {
+asio::awaitable<void> AgentConnection::run() {
   const auto self = shared_from_this();
   auto hello = co_await handshake();
   if (!hello) {
@@ -126,24 +126,24 @@ asio::awaitable<void> AgentSession::run() {
   handlers_.on_end(*this, lost, close_reason_);
 }
 
-asio::awaitable<void> AgentSession::all_written() {
+asio::awaitable<void> AgentConnection::all_written() {
   constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
   while (!closed_ && !writing_.empty()) co_await written_.async_wait(as_tuple);
 }
 
-asio::awaitable<void> AgentSession::collected() {
+asio::awaitable<void> AgentConnection::collected() {
   constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
   while (!closed_ && collecting_) co_await written_.async_wait(as_tuple);
 }
 
-void AgentSession::collect() { collecting_ = true; }
+void AgentConnection::collect() { collecting_ = true; }
 
-void AgentSession::end_collecting() {
+void AgentConnection::end_collecting() {
   collecting_ = false;
   written_.cancel();
 }
 
-void AgentSession::send(const rdzv::ServerMessage& message) {
+void AgentConnection::send(const rdzv::ServerMessage& message) {
   if (closed_ || closing_) return;
   queued_ += rdzv::encode(message);
   if (unsent() > (is_operator_ ? kMaxUnsentOperator : kMaxUnsent)) {
@@ -153,13 +153,13 @@ void AgentSession::send(const rdzv::ServerMessage& message) {
   if (writing_.empty()) write_next();
 }
 
-void AgentSession::stream(Source source) {
+void AgentConnection::stream(Source source) {
   if (closed_ || closing_) return;
   sources_.push_back(std::move(source));
   if (writing_.empty()) write_next();
 }
 
-void AgentSession::write_next() {
+void AgentConnection::write_next() {
   writing_ = std::exchange(queued_, std::string());
   while (writing_.empty() && !sources_.empty()) {
     if (const auto message = sources_.front()()) {
@@ -198,7 +198,7 @@ void AgentSession::write_next() {
                     });
 }
 
-void AgentSession::close_after_sending() {
+void AgentConnection::close_after_sending() {
   if (closed_ || closing_) return;
   closing_ = true;
   if (writing_.empty()) {
@@ -210,7 +210,7 @@ void AgentSession::close_after_sending() {
       [self = shared_from_this(), timer](const boost::system::error_code&) { self->close(self->close_reason_); });
 }
 
-void AgentSession::close(const std::string& why) {
+void AgentConnection::close(const std::string& why) {
   if (closed_) return;
   closed_ = true;
   close_reason_ = why;

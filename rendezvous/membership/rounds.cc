@@ -6,8 +6,8 @@
 #include <string_view>
 #include <utility>
 
-#include "rendezvous/membership.h"
-#include "rendezvous/rank_order.h"
+#include "rendezvous/membership/membership.h"
+#include "rendezvous/membership/rank_order.h"
 
 namespace ddprun::rendezvous {
 
@@ -26,7 +26,7 @@ void Membership::begin_restart(const std::string& reason, TimePoint now, Actions
   newcomer_.reset();
   verdict_.reset();
   last_call_.reset();
-  out.push_back(News{fmt::format("round {} ends: {}", round_.value, reason)});
+  out.push_back(Event{fmt::format("round {} ends: {}", round_.value, reason)});
   rdzv::Restart restart;
   restart.round = round_;
   restart.restart_count = restart_count_;
@@ -98,7 +98,7 @@ void Membership::count_stay(const Node& node, Round round, TimePoint now, Action
   const std::string host = place_of(node.info);
   const bool member = node.state != MemberState::waiting && phase_ == Phase::running;
   if (!damping_.went(host, now - node.came, member ? round : Round(0), now)) return;
-  out.push_back(News{fmt::format(
+  out.push_back(Event{fmt::format(
       "{} came and went {} times, each time within {} s: it is taken in again when it has "
       "stayed {} s, unless the minimum of nodes needs it",
       host, damping_.times(host), whole_seconds(Damping::kShortStay), whole_seconds(damping_.patience(host, now)))});
@@ -176,9 +176,9 @@ void Membership::form(TimePoint now, Actions& out) {
     set_state(node, MemberState::running);
     out.push_back(Send{node.info.node_id, std::move(a)});
   }
-  out.push_back(News{fmt::format("round {} complete: {} {}, world size {}, {} of {} restarts used", round_.value,
-                                 group_world_size_, group_world_size_ == 1 ? "node" : "nodes", world_size_,
-                                 restart_count_, config_.max_restarts)});
+  out.push_back(Event{fmt::format("round {} complete: {} {}, world size {}, {} of {} restarts used", round_.value,
+                                  group_world_size_, group_world_size_ == 1 ? "node" : "nodes", world_size_,
+                                  restart_count_, config_.max_restarts)});
   for (auto& [id, node] : nodes_) {
     if (node.state == MemberState::waiting) newcomer(node, now, out);
   }

@@ -1,4 +1,4 @@
-#include "rendezvous/operator_desk.h"
+#include "rendezvous/server/admin_service.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "rendezvous/status.h"
+#include "rendezvous/server/status.h"
 
 namespace ddprun::rendezvous {
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::chrono::seconds kFlightLimit{5};  // for the answer of one node
 // At most this many nodes are asked at a time, and none while more than this waits to be read: with answers of
-// kMaxFlightBytes that stays below AgentSession::kMaxUnsentOperator.
+// kMaxFlightBytes that stays below AgentConnection::kMaxUnsentOperator.
 constexpr std::size_t kAskedAtOnce = 8;
 constexpr std::size_t kUnsentFlight = 8u << 20;
 constexpr std::size_t kFlightsAtOnce = 4;
@@ -42,46 +42,46 @@ bool same_secret(const std::string& given, const std::string& secret) {
   return difference == 0;
 }
 
-OperatorDesk::OperatorDesk(boost::asio::io_context& io, Jobs& jobs, std::string token, Apply apply)
+AdminService::AdminService(boost::asio::io_context& io, Jobs& jobs, std::string token, Apply apply)
     : io_(io), jobs_(jobs), token_(std::move(token)), apply_(std::move(apply)) {}
 
-void OperatorDesk::answer(AgentSession& session, bool ok, std::string text) {
+void AdminService::answer(AgentConnection& connection, bool ok, std::string text) {
   rdzv::Reply reply;
   reply.ok = ok;
   reply.text = std::move(text);
-  session.send(reply);
+  connection.send(reply);
 }
 
-bool OperatorDesk::may_command(const AgentSession& session, const std::string& token) const {
-  return session.peer_is_loopback() || same_secret(token, token_);
+bool AdminService::may_command(const AgentConnection& connection, const std::string& token) const {
+  return connection.peer_is_loopback() || same_secret(token, token_);
 }
 
-void OperatorDesk::on_message(AgentSession& session, rdzv::OperatorMessage message) {
+void AdminService::on_message(AgentConnection& connection, rdzv::OperatorMessage message) {
   if (auto* status = std::get_if<rdzv::StatusRequest>(&message)) {
-    send_status(session, status->run_id);
+    send_status(connection, status->run_id);
   } else if (auto* roster = std::get_if<rdzv::RosterRequest>(&message)) {
-    send_roster(session, roster->run_id);
+    send_roster(connection, roster->run_id);
   } else if (auto* flight = std::get_if<rdzv::FlightQuery>(&message)) {
-    begin_flight(session, flight->run_id);
+    begin_flight(connection, flight->run_id);
   } else if (auto* drain_request = std::get_if<rdzv::DrainRequest>(&message)) {
-    drain(session, *drain_request);
+    drain(connection, *drain_request);
   } else if (auto* stop_request = std::get_if<rdzv::StopRequest>(&message)) {
-    stop(session, *stop_request);
+    stop(connection, *stop_request);
   }
 }
 
 // --- status and roster: whole when asked, sent in parts
 
-void OperatorDesk::send_status(AgentSession& session, const std::string& run_id) {
+void AdminService::send_status(AgentConnection& connection, const std::string& run_id) {
   std::vector<JobStatus> all;
   std::map<std::string, std::vector<std::string>> news;
   for (const auto& [id, job] : jobs_) {
     if (!run_id.empty() && id.value != run_id) continue;
     if (job.membership.empty() && job.membership.phase() != Phase::ended) continue;
     all.push_back(job.membership.status(SteadyClock::now()));
-    news[id.value].assign(job.news.begin(), job.news.end());
+    news[id.value].assign(job.events.begin(), job.events.end());
   }
-  session.stream([text = to_status_json(all, news), sent = std::size_t{0}]() mutable {
+  connection.stream([text = to_status_json(all, news), sent = std::size_t{0}]() mutable {
     std::optional<rdzv::ServerMessage> next;
     const std::size_t rest = text.size() - sent;
     if (rest > rdzv::kMaxPart) {
@@ -101,15 +101,16 @@ void OperatorDesk::send_status(AgentSession& session, const std::string& run_id)
   });
 }
 
-void OperatorDesk::send_roster(AgentSession& session, const std::string& run_id) {
+void AdminService::send_roster(AgentConnection& connection, const std::string& run_id) {
   const auto found = jobs_.find(RunId(run_id));
-  if (found == jobs_.end()) return answer(session, false, "no job '" + run_id + "' is known here");
+  if (found == jobs_.end()) return answer(connection, false, "no job '" + run_id + "' is known here");
   const Membership& membership = found->second.membership;
   if (membership.size() == 0 && membership.phase() == Phase::ended) {
-    return answer(session, false, membership.why_waiting(SteadyClock::now()) + "; none of its nodes is here any more");
+    return answer(connection, false,
+                  membership.why_waiting(SteadyClock::now()) + "; none of its nodes is here any more");
   }
-  if (membership.size() == 0) return answer(session, false, "no node of job '" + run_id + "' is here");
-  session.stream([entries = found->second.membership.roster(), sent = std::size_t{0}, over = false]() mutable {
+  if (membership.size() == 0) return answer(connection, false, "no node of job '" + run_id + "' is here");
+  connection.stream([entries = found->second.membership.roster(), sent = std::size_t{0}, over = false]() mutable {
     std::optional<rdzv::ServerMessage> next;
     if (sent < entries.size()) {
       rdzv::Roster page;
@@ -131,11 +132,11 @@ void OperatorDesk::send_roster(AgentSession& session, const std::string& run_id)
 constexpr const char* kDenied =
     "refused: drain and stop are taken from loopback or with the daemon's token (--token-file) only";
 
-void OperatorDesk::drain(AgentSession& session, const rdzv::DrainRequest& request) {
-  if (!may_command(session, request.token)) return answer(session, false, kDenied);
+void AdminService::drain(AgentConnection& connection, const rdzv::DrainRequest& request) {
+  if (!may_command(connection, request.token)) return answer(connection, false, kDenied);
   const bool number = request.node.find_first_not_of("0123456789") == std::string::npos;
   if (number && request.run_id.empty()) {
-    return answer(session, false, "a number is a group rank of one job: name the job too (--rdzv-id)");
+    return answer(connection, false, "a number is a group rank of one job: name the job too (--rdzv-id)");
   }
   const TimePoint now = SteadyClock::now();
   std::size_t nodes = 0, jobs = 0;
@@ -149,39 +150,39 @@ void OperatorDesk::drain(AgentSession& session, const rdzv::DrainRequest& reques
     nodes += drained;
     if (++jobs <= kJobsNamed) per_job += fmt::format("{}{} {}", jobs == 1 ? "" : ", ", id.value, drained);
   }
-  if (nodes == 0) return answer(session, false, "no node '" + request.node + "' is in a job here");
+  if (nodes == 0) return answer(connection, false, "no node '" + request.node + "' is in a job here");
   if (jobs > kJobsNamed) per_job += fmt::format(" and {} more jobs", jobs - kJobsNamed);
-  answer(session, true,
+  answer(connection, true,
          fmt::format("drained {} {} ({}): {}", nodes, nodes == 1 ? "node" : "nodes", request.node, per_job));
 }
 
-void OperatorDesk::stop(AgentSession& session, const rdzv::StopRequest& request) {
-  if (!may_command(session, request.token)) return answer(session, false, kDenied);
+void AdminService::stop(AgentConnection& connection, const rdzv::StopRequest& request) {
+  if (!may_command(connection, request.token)) return answer(connection, false, kDenied);
   const TimePoint now = SteadyClock::now();
   const auto found = jobs_.find(RunId(request.run_id));
   if (found == jobs_.end() || found->second.membership.size() == 0 ||
       found->second.membership.phase() == Phase::ended) {
-    return answer(session, false, "no job '" + request.run_id + "' runs here");
+    return answer(connection, false, "no job '" + request.run_id + "' runs here");
   }
   apply_(found->second, found->second.membership.stop("stopped with ddpctl stop", now), now);
-  answer(session, true, "stopping " + request.run_id);
+  answer(connection, true, "stopping " + request.run_id);
 }
 
 // --- flight records
 
-void OperatorDesk::begin_flight(AgentSession& session, const std::string& run_id) {
+void AdminService::begin_flight(AgentConnection& connection, const std::string& run_id) {
   const auto found = jobs_.find(RunId(run_id));
-  if (found == jobs_.end() || found->second.sessions.empty()) {
-    return answer(session, false, "no job '" + run_id + "' runs here");
+  if (found == jobs_.end() || found->second.connections.empty()) {
+    return answer(connection, false, "no job '" + run_id + "' runs here");
   }
   if (flights_.size() >= kFlightsAtOnce) {
-    return answer(session, false, "other operators are asking for flight records now: try again in a moment");
+    return answer(connection, false, "other operators are asking for flight records now: try again in a moment");
   }
   const std::uint64_t id = ++flight_ids_;
   Flight& flight = flights_.try_emplace(id, io_).first->second;
-  flight.asker = session.weak_from_this();
+  flight.asker = connection.weak_from_this();
   flight.run_id = RunId(run_id);
-  session.collect();
+  connection.collect();
   for (const NodeStatus& node : found->second.membership.status(SteadyClock::now()).nodes) {
     if (node.group_rank >= 0) flight.to_ask.push_back(Node{node.node_id, node.host, node.group_rank});
   }
@@ -189,7 +190,7 @@ void OperatorDesk::begin_flight(AgentSession& session, const std::string& run_id
 }
 
 // Asks as many as may be asked now; the end when nobody is left. Does nothing for a flight that is over.
-void OperatorDesk::advance(std::uint64_t id) {
+void AdminService::advance(std::uint64_t id) {
   const auto found = flights_.find(id);
   if (found == flights_.end()) return;
   Flight& flight = found->second;
@@ -215,8 +216,8 @@ void OperatorDesk::advance(std::uint64_t id) {
   while (!flight.to_ask.empty() && flight.asked.size() < kAskedAtOnce && asker->unsent() <= kUnsentFlight) {
     Node node = std::move(flight.to_ask.front());
     flight.to_ask.pop_front();
-    const auto agent = job->second.sessions.find(node.node_id);
-    if (agent == job->second.sessions.end()) {
+    const auto agent = job->second.connections.find(node.node_id);
+    if (agent == job->second.connections.end()) {
       flight.silent.push_back(node.host);
       continue;
     }
@@ -225,7 +226,7 @@ void OperatorDesk::advance(std::uint64_t id) {
     agent->second->send(request);
     Asked asked;
     asked.node = node;
-    asked.session = agent->second.get();
+    asked.connection = agent->second.get();
     asked.limit = now + kFlightLimit;
     flight.asked.emplace(node.node_id, std::move(asked));
   }
@@ -240,12 +241,12 @@ void OperatorDesk::advance(std::uint64_t id) {
   });
 }
 
-void OperatorDesk::on_flight(AgentSession& agent, rdzv::FlightReply& reply) {
+void AdminService::on_flight(AgentConnection& agent, rdzv::FlightReply& reply) {
   const auto found = flights_.find(reply.id);
   if (found == flights_.end()) return;
   Flight& flight = found->second;
   const auto asked = flight.asked.find(agent.node_id);
-  if (asked == flight.asked.end() || asked->second.session != &agent) return;
+  if (asked == flight.asked.end() || asked->second.connection != &agent) return;
   rdzv::FlightPart part;
   part.host = asked->second.node.host;
   part.group_rank = asked->second.node.group_rank;
@@ -255,20 +256,20 @@ void OperatorDesk::on_flight(AgentSession& agent, rdzv::FlightReply& reply) {
   advance(reply.id);
 }
 
-void OperatorDesk::on_drained(AgentSession& session) {
+void AdminService::on_drained(AgentConnection& connection) {
   std::vector<std::uint64_t> its;
   for (const auto& [id, flight] : flights_) {
-    if (flight.asker.lock().get() == &session) its.push_back(id);
+    if (flight.asker.lock().get() == &connection) its.push_back(id);
   }
   for (const std::uint64_t id : its) advance(id);
 }
 
-void OperatorDesk::on_end(const AgentSession& session) {
+void AdminService::on_end(const AgentConnection& connection) {
   std::vector<std::uint64_t> touched;
   for (auto& [id, flight] : flights_) {
-    bool touch = flight.asker.lock().get() == &session;
+    bool touch = flight.asker.lock().get() == &connection;
     for (auto it = flight.asked.begin(); it != flight.asked.end();) {
-      if (it->second.session != &session) {
+      if (it->second.connection != &connection) {
         ++it;
         continue;
       }
@@ -281,7 +282,7 @@ void OperatorDesk::on_end(const AgentSession& session) {
   for (const std::uint64_t id : touched) advance(id);
 }
 
-void OperatorDesk::end_flight(std::uint64_t id) {
+void AdminService::end_flight(std::uint64_t id) {
   const auto found = flights_.find(id);
   if (found == flights_.end()) return;
   const auto asker = found->second.asker.lock();
@@ -292,6 +293,6 @@ void OperatorDesk::end_flight(std::uint64_t id) {
   asker->end_collecting();
 }
 
-void OperatorDesk::close() { flights_.clear(); }
+void AdminService::close() { flights_.clear(); }
 
 }  // namespace ddprun::rendezvous

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 namespace ddprun::rendezvous {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 namespace ddprun::rendezvous {
 
@@ -91,12 +91,12 @@ void Membership::depart(const NodeId& id, const std::string& why, bool close, Ti
   const std::string what = fmt::format("{} {}", host, why);
   if (phase_ == Phase::ended) return;
   if (was_leaving) {
-    out.push_back(News{what});
+    out.push_back(Event{what});
     return;
   }
   ++totals_.departed;
   if (state == MemberState::waiting) {
-    out.push_back(News{what});
+    out.push_back(Event{what});
     if (phase_ == Phase::forming && static_cast<std::int64_t>(available()) < min_nodes()) last_call_.reset();
     return;
   }
@@ -106,14 +106,14 @@ void Membership::depart(const NodeId& id, const std::string& why, bool close, Ti
 // What the loss of a member means for the job. The node may still be there, stopping.
 void Membership::member_went(MemberState state, const std::string& host, const std::string& what, TimePoint now,
                              Actions& out) {
-  out.push_back(News{what});
+  out.push_back(Event{what});
   if (phase_ == Phase::forming) {
     // It belonged to the round that ends: the failure that ended it was an echo of this loss.
     if (counted_ && restart_count_ > 0) {
       --restart_count_;
       counted_ = false;
       if (quick_failures_ > 0) --quick_failures_;
-      out.push_back(News{fmt::format("the last failure is not counted: {} went in the same round", host)});
+      out.push_back(Event{fmt::format("the last failure is not counted: {} went in the same round", host)});
     }
     return;
   }
@@ -197,7 +197,7 @@ void Membership::judge(const rdzv::Failure& failure, std::string lost, TimePoint
   const std::string what = (lost.empty() ? "" : lost + ", then ") + rdzv::describe(failure.record);
   if (suspects_.empty()) suspects_ = std::move(lost);
   if (verdict_) {
-    out.push_back(News{what});
+    out.push_back(Event{what});
     return;
   }
   weigh(what, failure.permanent, failure.quick, now, out);
@@ -228,7 +228,7 @@ void Membership::weigh(const std::string& what, bool permanent, bool quick, Time
     begin_restart(fmt::format("{}; restart {} of {}", what, restart_count_, config_.max_restarts), now, out);
     return;
   }
-  out.push_back(News{fmt::format("{}; {}", what, end_why)});
+  out.push_back(Event{fmt::format("{}; {}", what, end_why)});
   permanent_ = permanent ? end_why : "";
   end_why_ = config_.max_restarts == 0 ? "" : std::move(end_why);
   // With one node there is no other whose loss could be the reason.
@@ -309,8 +309,8 @@ void Membership::end(const rdzv::ServerMessage& message, std::string result, Act
   verdict_.reset();
   newcomer_.reset();
   last_call_.reset();
-  out.push_back(News{phase == Phase::forming ? fmt::format("job ended while no round ran: {}", result_)
-                                             : fmt::format("job ended in round {}: {}", round_.value, result_)});
+  out.push_back(Event{phase == Phase::forming ? fmt::format("job ended while no round ran: {}", result_)
+                                              : fmt::format("job ended in round {}: {}", round_.value, result_)});
   std::vector<NodeId> closed;
   for (const auto& [id, node] : nodes_) {
     if (node.closed) {

@@ -1,4 +1,4 @@
-#include "rendezvous/state_writer.h"
+#include "rendezvous/server/state_writer.h"
 
 #include <boost/asio/post.hpp>
 #include <condition_variable>
@@ -14,7 +14,7 @@ namespace ddprun::rendezvous {
 
 namespace asio = boost::asio;
 
-struct StateWriter::Desk {
+struct StateWriter::Shared {
   std::mutex mutex;
   std::condition_variable idle;
   bool busy = false;
@@ -28,8 +28,8 @@ StateWriter::StateWriter(asio::io_context& io, std::shared_ptr<const StateFile> 
       snapshot_(std::move(snapshot)),
       on_settled_(std::move(on_settled)),
       patience_(io),
-      desk_(std::make_shared<Desk>()) {
-  desk_->io = &io;
+      shared_(std::make_shared<Shared>()) {
+  shared_->io = &io;
 }
 
 std::uint64_t StateWriter::changed() {
@@ -42,16 +42,16 @@ void StateWriter::retry() { write(); }
 
 void StateWriter::close() {
   const auto end = SteadyClock::now() + std::chrono::seconds(1);
-  const auto idle = [this] { return !desk_->busy; };
-  std::unique_lock lock(desk_->mutex);
-  if (desk_->idle.wait_until(lock, end, idle) && saved_ != wanted_) {
+  const auto idle = [this] { return !shared_->busy; };
+  std::unique_lock lock(shared_->mutex);
+  if (shared_->idle.wait_until(lock, end, idle) && saved_ != wanted_) {
     lock.unlock();
     busy_ = false;
     write();
     lock.lock();
-    desk_->idle.wait_until(lock, end, idle);
+    shared_->idle.wait_until(lock, end, idle);
   }
-  desk_->io = nullptr;
+  shared_->io = nullptr;
   closed_ = true;
   patience_.cancel();
 }
@@ -61,16 +61,16 @@ void StateWriter::write() {
   busy_ = true;
   watch();
   {
-    const std::lock_guard lock(desk_->mutex);
-    desk_->busy = true;
+    const std::lock_guard lock(shared_->mutex);
+    shared_->busy = true;
   }
-  const auto work = [desk = desk_, file = file_, worlds = snapshot_(), change = wanted_, weak = weak_from_this()] {
+  const auto work = [shared = shared_, file = file_, worlds = snapshot_(), change = wanted_, weak = weak_from_this()] {
     auto result = file->write(worlds);
-    const std::lock_guard lock(desk->mutex);
-    desk->busy = false;
-    desk->idle.notify_all();
-    if (desk->io == nullptr) return;
-    asio::post(*desk->io, [weak, change, result = std::move(result)] {
+    const std::lock_guard lock(shared->mutex);
+    shared->busy = false;
+    shared->idle.notify_all();
+    if (shared->io == nullptr) return;
+    asio::post(*shared->io, [weak, change, result = std::move(result)] {
       if (const auto self = weak.lock()) self->written(change, result);
     });
   };

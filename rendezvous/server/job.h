@@ -11,9 +11,9 @@
 
 #include "common/clock.h"
 #include "common/types.h"
-#include "rendezvous/agent_session.h"
-#include "rendezvous/known_world.h"
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/known_world.h"
+#include "rendezvous/membership/membership.h"
+#include "rendezvous/server/agent_connection.h"
 
 namespace ddprun::rendezvous {
 
@@ -25,8 +25,8 @@ struct Job {
   std::optional<KnownWorld> known;  // what the state file says of it, or shall say
   std::uint64_t change = 0;         // by which change of the state file it came there
   std::vector<Send> held;           // until that change is on the disk
-  std::unordered_map<NodeId, std::shared_ptr<AgentSession>> sessions;
-  std::deque<std::string> news;
+  std::unordered_map<NodeId, std::shared_ptr<AgentConnection>> connections;
+  std::deque<std::string> events;  // the last ones, oldest first
   TimePoint last_change;
 };
 

@@ -5,7 +5,7 @@
 
 #include "common/result.h"
 #include "common/unique_fd.h"
-#include "rendezvous/known_world.h"
+#include "rendezvous/membership/known_world.h"
 
 namespace ddprun::rendezvous {
 

@@ -8,20 +8,21 @@
 #include <utility>
 
 #include "common/store_protocol.h"
-#include "rendezvous/store.h"
+#include "rendezvous/store/store.h"
 
 namespace ddprun::rendezvous {
 
-struct SessionLimits {
+struct StoreSessionLimits {
   StoreDecoderLimits decoder;
   std::size_t max_store_bytes = std::size_t{4} << 30;
   std::size_t max_unread_bytes = std::size_t{4} << 20;
 };
 
 // One c10d connection without its socket: bytes in, bytes out. Pure.
-class Session {
+class StoreSession {
  public:
-  Session(Store& store, ClientId client, const SessionLimits& limits, std::array<std::uint64_t, kStoreOpCount>& counts)
+  StoreSession(Store& store, ClientId client, const StoreSessionLimits& limits,
+               std::array<std::uint64_t, kStoreOpCount>& counts)
       : store_(store), limits_(limits), counts_(counts), decoder_(limits.decoder), client_(client) {}
 
   enum class Verdict {
@@ -57,7 +58,7 @@ class Session {
   }
 
   Store& store_;
-  const SessionLimits& limits_;
+  const StoreSessionLimits& limits_;
   std::array<std::uint64_t, kStoreOpCount>& counts_;
   StoreDecoder decoder_;
   std::string pending_;  // bytes that no handled request has used

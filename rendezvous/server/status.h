@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/membership.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/membership/membership.h"
+#include "rendezvous/store/store_server.h"
 
 namespace ddprun::rendezvous {
 

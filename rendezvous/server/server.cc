@@ -1,4 +1,4 @@
-#include "rendezvous/server.h"
+#include "rendezvous/server/server.h"
 
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "common/log.h"
-#include "rendezvous/agent_session.h"
-#include "rendezvous/job.h"
-#include "rendezvous/operator_desk.h"
-#include "rendezvous/state_writer.h"
+#include "rendezvous/server/admin_service.h"
+#include "rendezvous/server/agent_connection.h"
+#include "rendezvous/server/job.h"
+#include "rendezvous/server/state_writer.h"
 
 namespace ddprun::rendezvous {
 
@@ -24,7 +24,7 @@ using asio::ip::tcp;
 
 namespace {
 
-constexpr std::size_t kNewsKept = 100;
+constexpr std::size_t kEventsKept = 100;
 constexpr std::size_t kIdleJobsKept = 1'000;
 constexpr std::chrono::seconds kPulse{1};  // how often we notice that we did not run
 constexpr std::chrono::seconds kStall{2};  // a longer gap is our fault, not the agents'
@@ -43,7 +43,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     store->on_foreign(rdzv::kMagic.front(), [weak](tcp::socket socket, std::string bytes) {
       if (const auto self = weak.lock()) self->accept(std::move(socket), std::move(bytes));
     });
-    desk = std::make_shared<OperatorDesk>(io, jobs, options.token, [this](Job& job, Actions actions, TimePoint now) {
+    admin = std::make_shared<AdminService>(io, jobs, options.token, [this](Job& job, Actions actions, TimePoint now) {
       apply(job, std::move(actions), now);
     });
     if (options.state_file) {
@@ -64,44 +64,44 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
 
   void accept(tcp::socket socket, std::string bytes) {
     if (closed || leaving) return;
-    AgentSession::Handlers handlers;
+    AgentConnection::Handlers handlers;
     std::weak_ptr<Impl> weak = shared_from_this();
-    handlers.on_agent = [weak](AgentSession& session, rdzv::AgentMessage message) {
-      if (const auto self = weak.lock()) self->on_agent(session, std::move(message));
+    handlers.on_agent = [weak](AgentConnection& connection, rdzv::AgentMessage message) {
+      if (const auto self = weak.lock()) self->on_agent(connection, std::move(message));
     };
-    handlers.on_operator = [weak](AgentSession& session, rdzv::OperatorMessage message) {
+    handlers.on_operator = [weak](AgentConnection& connection, rdzv::OperatorMessage message) {
       const auto self = weak.lock();
-      if (self && !self->closed && !self->leaving) self->desk->on_message(session, std::move(message));
+      if (self && !self->closed && !self->leaving) self->admin->on_message(connection, std::move(message));
     };
-    handlers.on_refused = [weak](AgentSession& session, const std::string& why) {
-      if (const auto self = weak.lock()) self->refused(session, why);
+    handlers.on_refused = [weak](AgentConnection& connection, const std::string& why) {
+      if (const auto self = weak.lock()) self->refused(connection, why);
     };
-    handlers.on_drained = [weak](AgentSession& session) {
+    handlers.on_drained = [weak](AgentConnection& connection) {
       const auto self = weak.lock();
-      if (self && !self->closed) self->desk->on_drained(session);
+      if (self && !self->closed) self->admin->on_drained(connection);
     };
-    handlers.on_end = [weak](AgentSession& session, bool lost, const std::string& why) {
-      if (const auto self = weak.lock()) self->on_end(session, lost, why);
+    handlers.on_end = [weak](AgentConnection& connection, bool lost, const std::string& why) {
+      if (const auto self = weak.lock()) self->on_end(connection, lost, why);
     };
-    auto session = std::make_shared<AgentSession>(std::move(socket), std::move(bytes),
-                                                  options.embedded ? "embedded" : "daemon", std::move(handlers));
-    AgentSession* key = session.get();
-    sessions[key] = session;
+    auto connection = std::make_shared<AgentConnection>(std::move(socket), std::move(bytes),
+                                                        options.embedded ? "embedded" : "daemon", std::move(handlers));
+    AgentConnection* key = connection.get();
+    connections[key] = connection;
     ++counters.agent_connections;
     // It ends when its connection does, at the latest by close(), and holds itself until then; the handlers hold
     // nothing.
-    asio::co_spawn(io, session->run(), [session](std::exception_ptr failure) {
+    asio::co_spawn(io, connection->run(), [connection](std::exception_ptr failure) {
       if (failure) std::rethrow_exception(failure);
     });
   }
 
   // A scanner, or a cluster with another version, comes a thousand times: one line for the first, then one in a while.
-  void refused(const AgentSession& session, const std::string& why) {
+  void refused(const AgentConnection& connection, const std::string& why) {
     ++counters.refused_connections;
     const TimePoint now = SteadyClock::now();
     if (next_refusal_line && now < *next_refusal_line) return;
     next_refusal_line = now + kRefusalPause;
-    log_warning("connection from {} refused: {} so_far={}", session.peer(), why, counters.refused_connections);
+    log_warning("connection from {} refused: {} so_far={}", connection.peer(), why, counters.refused_connections);
   }
 
   Job& job_of(const RunId& run_id) {
@@ -128,105 +128,105 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
 
   // --- messages of agents
 
-  void on_agent(AgentSession& session, rdzv::AgentMessage message) {
+  void on_agent(AgentConnection& connection, rdzv::AgentMessage message) {
     if (leaving) return;  // it says it again to the next daemon
     const TimePoint now = SteadyClock::now();
     if (auto* join = std::get_if<rdzv::Join>(&message)) {
-      correct_address(session, join->node);
-      Job* job = introduce(session, join->node, join->connection);
+      correct_address(connection, join->node);
+      Job* job = introduce(connection, join->node, join->connection);
       if (job != nullptr) apply(*job, job->membership.on(*join, now), now);
       return;
     }
     if (auto* registration = std::get_if<rdzv::Register>(&message)) {
-      correct_address(session, registration->node);
-      Job* job = introduce(session, registration->node, registration->connection);
+      correct_address(connection, registration->node);
+      Job* job = introduce(connection, registration->node, registration->connection);
       if (job != nullptr) apply(*job, job->membership.on(*registration, now), now);
       return;
     }
-    const auto found = jobs.find(session.run_id);
-    if (session.node_id.value.empty() || found == jobs.end()) {
-      session.close("a message before Join");
+    const auto found = jobs.find(connection.run_id);
+    if (connection.node_id.value.empty() || found == jobs.end()) {
+      connection.close("a message before Join");
       return;
     }
     Job& job = found->second;
     Membership& membership = job.membership;
-    membership.heard(session.node_id, now);
+    membership.heard(connection.node_id, now);
     if (auto* beat_message = std::get_if<rdzv::Heartbeat>(&message)) {
       rdzv::HeartbeatAck ack;
       ack.sequence = beat_message->sequence;
       if (beat_message->want_reason) ack.reason = membership.why_waiting(now);
-      session.send(ack);
+      connection.send(ack);
     } else if (auto* leave = std::get_if<rdzv::Leave>(&message)) {
-      apply(job, membership.on(session.node_id, *leave, now), now);
+      apply(job, membership.on(connection.node_id, *leave, now), now);
     } else if (auto* failure = std::get_if<rdzv::Failure>(&message)) {
       const auto wall = std::chrono::system_clock::now().time_since_epoch();
       failure->record.unix_time = std::chrono::duration_cast<std::chrono::milliseconds>(wall) - failure->age;
-      apply(job, membership.on(session.node_id, *failure, now), now);
+      apply(job, membership.on(connection.node_id, *failure, now), now);
     } else if (auto* done = std::get_if<rdzv::Done>(&message)) {
-      apply(job, membership.on(session.node_id, *done, now), now);
+      apply(job, membership.on(connection.node_id, *done, now), now);
     } else if (auto* flight = std::get_if<rdzv::FlightReply>(&message)) {
-      desk->on_flight(session, *flight);
+      admin->on_flight(connection, *flight);
     }
   }
 
   // What calls itself loopback and comes from another host (--local-addr=localhost there) is reached where it comes
   // from.
-  static void correct_address(const AgentSession& session, rdzv::NodeInfo& node) {
-    if (session.peer_is_loopback() || session.peer_address().empty()) return;
-    if (node.address == "localhost" || is_loopback(node.address)) node.address = session.peer_address();
+  static void correct_address(const AgentConnection& connection, rdzv::NodeInfo& node) {
+    if (connection.peer_is_loopback() || connection.peer_address().empty()) return;
+    if (node.address == "localhost" || is_loopback(node.address)) node.address = connection.peer_address();
   }
 
-  // The session speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is
+  // The connection speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is
   // closed itself.
-  Job* introduce(AgentSession& session, const rdzv::NodeInfo& node, std::uint64_t connection) {
-    if (!session.node_id.value.empty() && (session.node_id != node.node_id || session.run_id != node.run_id)) {
-      log_warning("agent {}: one connection speaks for {} and {}: connection closed", session.peer(),
-                  session.node_id.value, node.node_id.value);
-      session.close("it speaks for two nodes");
+  Job* introduce(AgentConnection& connection, const rdzv::NodeInfo& node, std::uint64_t number) {
+    if (!connection.node_id.value.empty() && (connection.node_id != node.node_id || connection.run_id != node.run_id)) {
+      log_warning("agent {}: one connection speaks for {} and {}: connection closed", connection.peer(),
+                  connection.node_id.value, node.node_id.value);
+      connection.close("it speaks for two nodes");
       return nullptr;
     }
     Job& job = job_of(node.run_id);
-    auto& slot = job.sessions[node.node_id];
-    if (slot && slot.get() != &session) {
-      if (slot->connection > connection) {  // sent before the node opened its newest connection, and late
-        session.close("the node has a newer connection");
+    auto& slot = job.connections[node.node_id];
+    if (slot && slot.get() != &connection) {
+      if (slot->number > number) {  // sent before the node opened its newest connection, and late
+        connection.close("the node has a newer connection");
         return nullptr;
       }
       slot->node_id = NodeId();
       slot->close("replaced by a newer connection");
     }
-    slot = session.shared_from_this();
-    session.run_id = node.run_id;
-    session.node_id = node.node_id;
-    session.connection = connection;
+    slot = connection.shared_from_this();
+    connection.run_id = node.run_id;
+    connection.node_id = node.node_id;
+    connection.number = number;
     const Duration patience = node.lease() + Membership::kLostMargin + kReadMargin;
-    session.read_limit = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
-    if (!session.peer_is_loopback() && !session.own_address().empty()) {
-      const std::string own = session.own_address();
+    connection.read_limit = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
+    if (!connection.peer_is_loopback() && !connection.own_address().empty()) {
+      const std::string own = connection.own_address();
       job.membership.set_own_address(own.substr(0, own.find('%')));  // our zone means nothing on another host
     }
     return &job;
   }
 
-  void on_end(AgentSession& session, bool lost, const std::string& why) {
-    sessions.erase(&session);
-    forget(session, lost, why);
-    if (!closed) desk->on_end(session);
+  void on_end(AgentConnection& connection, bool lost, const std::string& why) {
+    connections.erase(&connection);
+    forget(connection, lost, why);
+    if (!closed) admin->on_end(connection);
   }
 
-  void forget(AgentSession& session, bool lost, const std::string& why) {
-    const auto found = jobs.find(session.run_id);
-    if (closed || leaving || session.node_id.value.empty() || found == jobs.end()) return;
+  void forget(AgentConnection& connection, bool lost, const std::string& why) {
+    const auto found = jobs.find(connection.run_id);
+    if (closed || leaving || connection.node_id.value.empty() || found == jobs.end()) return;
     Job& job = found->second;
-    const auto slot = job.sessions.find(session.node_id);
-    if (slot == job.sessions.end() || slot->second.get() != &session) return;
-    job.sessions.erase(slot);
+    const auto slot = job.connections.find(connection.node_id);
+    if (slot == job.connections.end() || slot->second.get() != &connection) return;
+    job.connections.erase(slot);
     if (!lost) {
-      log_warning("connection of {} gave up ({}): it counts as silent until T_lost", session.node_id.value, why);
+      log_warning("connection of {} gave up ({}): it counts as silent until T_lost", connection.node_id.value, why);
       return;
     }
     const TimePoint now = SteadyClock::now();
-    apply(job, job.membership.disconnected(session.node_id, now), now);
+    apply(job, job.membership.disconnected(connection.node_id, now), now);
   }
 
   void apply(Job& job, Actions actions, TimePoint now) {
@@ -254,29 +254,29 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
           deliver(job, *send);
         }
       } else if (auto* drop = std::get_if<Drop>(&action)) {
-        const auto found = job.sessions.find(drop->node);
-        if (found == job.sessions.end()) continue;
-        const auto session = found->second;
-        job.sessions.erase(found);
-        session->node_id = NodeId();
-        session->close(drop->why);
-      } else if (auto* news = std::get_if<News>(&action)) {
+        const auto found = job.connections.find(drop->node);
+        if (found == job.connections.end()) continue;
+        const auto connection = found->second;
+        job.connections.erase(found);
+        connection->node_id = NodeId();
+        connection->close(drop->why);
+      } else if (auto* event = std::get_if<Event>(&action)) {
         // The launcher tells its own story; beside it the embedded server's is for debugging.
         if (options.embedded) {
-          log_debug("rendezvous: {} run_id={}", news->text, job.membership.run_id().value);
+          log_debug("rendezvous: {} run_id={}", event->text, job.membership.run_id().value);
         } else {
-          log_info("{} run_id={}", news->text, job.membership.run_id().value);
+          log_info("{} run_id={}", event->text, job.membership.run_id().value);
         }
-        job.news.push_back(std::move(news->text));
-        if (job.news.size() > kNewsKept) job.news.pop_front();
+        job.events.push_back(std::move(event->text));
+        if (job.events.size() > kEventsKept) job.events.pop_front();
       }
     }
     arm();
   }
 
   static void deliver(Job& job, const Send& send) {
-    const auto found = job.sessions.find(send.node);
-    if (found != job.sessions.end()) found->second->send(send.message);
+    const auto found = job.connections.find(send.node);
+    if (found != job.connections.end()) found->second->send(send.message);
   }
 
   // --- the state file: a new world is in it before its nodes hear of it, unless it cannot be written
@@ -369,18 +369,18 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     timer.cancel();
     pulse.cancel();
     if (store) store->close();
-    if (desk) desk->close();
-    const auto all = std::exchange(sessions, {});
-    for (const auto& [key, session] : all) session->close("the rendezvous stops");
-    for (auto& [id, job] : jobs) job.sessions.clear();
+    if (admin) admin->close();
+    const auto all = std::exchange(connections, {});
+    for (const auto& [key, connection] : all) connection->close("the rendezvous stops");
+    for (auto& [id, job] : jobs) job.connections.clear();
   }
 
   asio::io_context& io;
   ServerOptions options;
   std::unique_ptr<StoreServer> store;
   Jobs jobs;
-  std::shared_ptr<OperatorDesk> desk;
-  std::unordered_map<AgentSession*, std::shared_ptr<AgentSession>> sessions;
+  std::shared_ptr<AdminService> admin;
+  std::unordered_map<AgentConnection*, std::shared_ptr<AgentConnection>> connections;
   std::function<void()> static_hook;
   ServerCounters counters;
   std::optional<TimePoint> next_refusal_line;
@@ -407,25 +407,14 @@ void RendezvousServer::close() { impl_->close(); }
 
 std::size_t RendezvousServer::agents() const {
   std::size_t count = 0;
-  for (const auto& [id, job] : impl_->jobs) count += job.sessions.size();
+  for (const auto& [id, job] : impl_->jobs) count += job.connections.size();
   return count;
-}
-
-std::size_t RendezvousServer::agents_of(const RunId& run_id) const {
-  const auto found = impl_->jobs.find(run_id);
-  return found == impl_->jobs.end() ? 0 : found->second.sessions.size();
 }
 
 std::vector<JobStatus> RendezvousServer::jobs() const {
   std::vector<JobStatus> all;
   for (const auto& [id, job] : impl_->jobs) all.push_back(job.membership.status(SteadyClock::now()));
   return all;
-}
-
-std::vector<std::string> RendezvousServer::news_of(const RunId& run_id) const {
-  const auto found = impl_->jobs.find(run_id);
-  if (found == impl_->jobs.end()) return {};
-  return std::vector<std::string>(found->second.news.begin(), found->second.news.end());
 }
 
 asio::awaitable<void> RendezvousServer::say_goodbye() {
@@ -435,14 +424,14 @@ asio::awaitable<void> RendezvousServer::say_goodbye() {
   rdzv::Shutdown goodbye;
   goodbye.cause = rdzv::ShutdownCause::daemon_stops;
   goodbye.reason = "the rendezvous was told to stop";
-  for (const auto& [key, session] : impl->sessions) {
-    if (!session->node_id.value.empty()) session->send(goodbye);
-    session->close_after_sending();
+  for (const auto& [key, connection] : impl->connections) {
+    if (!connection->node_id.value.empty()) connection->send(goodbye);
+    connection->close_after_sending();
   }
   // close_after_sending() is over within a second, also for a peer that does not read.
   asio::steady_timer poll(impl->io);
   const TimePoint limit = SteadyClock::now() + std::chrono::seconds(2);
-  while (!impl->sessions.empty() && SteadyClock::now() < limit) {
+  while (!impl->connections.empty() && SteadyClock::now() < limit) {
     poll.expires_after(std::chrono::milliseconds(5));
     constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
     co_await poll.async_wait(as_tuple);
@@ -456,7 +445,7 @@ asio::awaitable<void> RendezvousServer::drain(RunId run_id, std::chrono::millise
   const TimePoint limit = SteadyClock::now() + grace;
   while (!impl->closed && SteadyClock::now() < limit) {
     const auto found = impl->jobs.find(run_id);
-    if (found == impl->jobs.end() || found->second.sessions.empty()) co_return;
+    if (found == impl->jobs.end() || found->second.connections.empty()) co_return;
     poll.expires_after(std::chrono::milliseconds(5));
     constexpr auto as_tuple = asio::as_tuple(asio::use_awaitable);
     co_await poll.async_wait(as_tuple);

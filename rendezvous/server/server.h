@@ -12,10 +12,10 @@
 
 #include "common/tcp.h"
 #include "common/types.h"
-#include "rendezvous/membership.h"
-#include "rendezvous/state_file.h"
-#include "rendezvous/status.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/membership/membership.h"
+#include "rendezvous/server/state_file.h"
+#include "rendezvous/server/status.h"
+#include "rendezvous/store/store_server.h"
 
 namespace ddprun::rendezvous {
 
@@ -39,11 +39,9 @@ class RendezvousServer {
   std::uint16_t port() const;
   StoreServer& store();
 
-  std::size_t agents() const;                        // connected now
-  std::size_t agents_of(const RunId& run_id) const;  // of one job
+  std::size_t agents() const;  // connected now
   ServerCounters counters() const;
   std::vector<JobStatus> jobs() const;
-  std::vector<std::string> news_of(const RunId& run_id) const;  // the last changes of state, oldest first
 
   // Called when a round of a static job has formed, before its assignments are sent: the moment at which no worker of
   // the old round lives and none of the new one is started.

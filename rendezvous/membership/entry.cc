@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 namespace ddprun::rendezvous {
 
@@ -110,7 +110,7 @@ Actions Membership::on(const rdzv::Join& join, TimePoint now) {
     if (was_known) {
       depart(id, "was refused: " + refused->reason, false, now, out);
     } else if (!refused->retry) {
-      out.push_back(News{fmt::format("refused {}: {}", join.node.host, refused->reason)});
+      out.push_back(Event{fmt::format("refused {}: {}", join.node.host, refused->reason)});
     }
     out.push_back(Send{id, *refused});
     if (was_known) try_form(now, out);
@@ -158,7 +158,7 @@ bool Membership::answer_of_ended_job(const rdzv::Join& join, Actions& out) {
       return true;
     }
     start_over();
-    out.push_back(News{"a new job of this run id begins"});
+    out.push_back(Event{"a new job of this run id begins"});
     return false;
   }
   if (residue_.contains(id) && has_final) {
@@ -209,7 +209,7 @@ void Membership::newcomer(const Node& node, TimePoint now, Actions& out) {
     const auto wait = std::chrono::ceil<std::chrono::seconds>(when - now).count();
     const std::string text = fmt::format("{} is here: round {} ends {} to take it in", node.info.host, round_.value,
                                          wait == 0 ? "now" : fmt::format("in {} s at the latest", wait));
-    out.push_back(News{text});
+    out.push_back(Event{text});
     if (damped) {
       rdzv::Notice notice;
       notice.kind = rdzv::NoticeKind::newcomer;
@@ -228,7 +228,7 @@ void Membership::newcomer(const Node& node, TimePoint now, Actions& out) {
                           "when one is lost; if it was to run another job, give that its own --rdzv-id",
                           run_id_.value, round_.value, members(), members() == 1 ? "node" : "nodes",
                           hosts_of(MemberState::running, 3));
-  out.push_back(News{fmt::format("{} is a spare of round {}", node.info.host, round_.value)});
+  out.push_back(Event{fmt::format("{} is a spare of round {}", node.info.host, round_.value)});
   out.push_back(Send{node.info.node_id, std::move(notice)});
 }
 
@@ -355,7 +355,7 @@ void Membership::begin_recovery(const rdzv::Register& registration, TimePoint no
   recover_until_ = std::max(recover_until_.value_or(now), now + lost_after());
   reforming_ = true;
   last_call_.reset();
-  out.push_back(News{fmt::format("nodes of round {} come back after a restart of the rendezvous", round_.value)});
+  out.push_back(Event{fmt::format("nodes of round {} come back after a restart of the rendezvous", round_.value)});
 }
 
 void Membership::take_back(const rdzv::Register& registration, TimePoint now, Actions& out) {
@@ -368,7 +368,7 @@ void Membership::take_back(const rdzv::Register& registration, TimePoint now, Ac
   --recover_missing_;
   if (recover_missing_ == 0) {
     recover_until_.reset();
-    out.push_back(News{fmt::format("all {} nodes of round {} are back", group_world_size_, round_.value)});
+    out.push_back(Event{fmt::format("all {} nodes of round {} are back", group_world_size_, round_.value)});
     if (phase_ == Phase::running && count(MemberState::waiting) > 0 &&
         static_cast<std::int64_t>(members()) < config_.nnodes_max) {
       newcomer_ = now + std::min<Duration>(config_.last_call_timeout, kNewcomerWait);

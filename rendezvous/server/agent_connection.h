@@ -17,23 +17,24 @@
 namespace ddprun::rendezvous {
 
 // One connection of an agent or of ddpctl: bytes <-> messages. Decides nothing.
-class AgentSession : public std::enable_shared_from_this<AgentSession> {
+class AgentConnection : public std::enable_shared_from_this<AgentConnection> {
  public:
   struct Handlers {
-    std::function<void(AgentSession&, rdzv::AgentMessage)> on_agent;
-    std::function<void(AgentSession&, rdzv::OperatorMessage)> on_operator;
+    std::function<void(AgentConnection&, rdzv::AgentMessage)> on_agent;
+    std::function<void(AgentConnection&, rdzv::OperatorMessage)> on_operator;
     // It did not open as an agent or operator of our version; on_end follows.
-    std::function<void(AgentSession&, const std::string& why)> on_refused;
+    std::function<void(AgentConnection&, const std::string& why)> on_refused;
     // The connection is over; `lost` = closed or reset by the peer. Not lost: silence, what the kernel says of a peer
     // that it cannot reach, and what we closed ourselves; the peer may live then.
-    std::function<void(AgentSession&, bool lost, const std::string& why)> on_end;
+    std::function<void(AgentConnection&, bool lost, const std::string& why)> on_end;
     // All that was sent to an operator is out.
-    std::function<void(AgentSession&)> on_drained;
+    std::function<void(AgentConnection&)> on_drained;
   };
   // Makes the next message of a long answer; nullopt: that was all.
   using Source = std::function<std::optional<rdzv::ServerMessage>()>;
 
-  AgentSession(boost::asio::ip::tcp::socket socket, std::string already_read, std::string greeting, Handlers handlers);
+  AgentConnection(boost::asio::ip::tcp::socket socket, std::string already_read, std::string greeting,
+                  Handlers handlers);
 
   // Reads until the connection ends, then calls on_end once. Keeps itself alive; close() ends it in the next turn of
   // the context.
@@ -61,7 +62,7 @@ class AgentSession : public std::enable_shared_from_this<AgentSession> {
   // The node that speaks here, once it has said so. Kept by the server.
   RunId run_id;
   NodeId node_id;
-  std::uint64_t connection = 0;  // of this node: its count of connections so far
+  std::uint64_t number = 0;  // of this node: its count of connections so far
   // The peer must send a whole frame within this time: the first one within kFirstLimit. After an agent's first one the
   // server sets it to more than T_lost, which ends the node before; an operator reads long answers meanwhile.
   std::chrono::milliseconds read_limit = kFirstLimit;

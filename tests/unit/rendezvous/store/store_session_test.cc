@@ -1,4 +1,4 @@
-#include "rendezvous/session.h"
+#include "rendezvous/store/store_session.h"
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using test::Transcript;
 // A store and its sessions without sockets: what goes in comes out at once.
 class World {
  public:
-  explicit World(SessionLimits limits = {}) : limits_(limits) {}
+  explicit World(StoreSessionLimits limits = {}) : limits_(limits) {}
 
   void send(int connection, std::string_view bytes) {
     Peer& peer = at(connection);
@@ -30,7 +30,7 @@ class World {
       verdict = peer.session->feed({}, 0, peer.out, wakes);
     }
     for (const ClientId id : wakes) at(static_cast<int>(id)).out.push_back(kStoreStopWaiting);
-    if (verdict != Session::Verdict::ok) close(connection);
+    if (verdict != StoreSession::Verdict::ok) close(connection);
     peer.verdict = verdict;
   }
   void close(int connection) {
@@ -39,26 +39,26 @@ class World {
   }
   std::string take(int connection) { return std::exchange(at(connection).out, {}); }
   bool closed(int connection) { return at(connection).closed; }
-  Session::Verdict verdict(int connection) { return at(connection).verdict; }
-  Session& session(int connection) { return *at(connection).session; }
+  StoreSession::Verdict verdict(int connection) { return at(connection).verdict; }
+  StoreSession& session(int connection) { return *at(connection).session; }
   Store& store() { return store_; }
 
  private:
   struct Peer {
-    std::unique_ptr<Session> session;
+    std::unique_ptr<StoreSession> session;
     std::string out;
     bool closed = false;
-    Session::Verdict verdict = Session::Verdict::ok;
+    StoreSession::Verdict verdict = StoreSession::Verdict::ok;
   };
   Peer& at(int connection) {
     Peer& peer = peers_[connection];
     if (!peer.session) {
-      peer.session = std::make_unique<Session>(store_, static_cast<ClientId>(connection), limits_, counts_);
+      peer.session = std::make_unique<StoreSession>(store_, static_cast<ClientId>(connection), limits_, counts_);
     }
     return peer;
   }
 
-  SessionLimits limits_;
+  StoreSessionLimits limits_;
   Store store_;
   std::array<std::uint64_t, kStoreOpCount> counts_{};
   std::map<int, Peer> peers_;
@@ -96,7 +96,7 @@ void replay(const Transcript& transcript, std::size_t piece) {
   }
 }
 
-TEST(Session, AnswersAsRecordedInAnySegmentation) {
+TEST(StoreSession, AnswersAsRecordedInAnySegmentation) {
   for (const char* file : {"transcripts.txt", "ours.txt"}) {
     for (const Transcript& transcript : test::load_transcripts(file)) {
       for (const std::size_t piece : {std::size_t{1} << 20, std::size_t{1}, std::size_t{3}, std::size_t{7}}) {
@@ -112,7 +112,7 @@ std::string hello() {
   return bytes;
 }
 
-TEST(Session, NamesWhatAStrangerSent) {
+TEST(StoreSession, NamesWhatAStrangerSent) {
   const std::pair<std::string, std::string> table[] = {
       {"GET / HTTP/1.0\r\n", "an HTTP request"},
       {std::string("\x16\x03\x01\x02\x00", 5), "a TLS hello"},
@@ -124,17 +124,17 @@ TEST(Session, NamesWhatAStrangerSent) {
   for (const auto& [bytes, name] : table) {
     World world;
     world.send(0, bytes);
-    EXPECT_EQ(world.verdict(0), Session::Verdict::garbage) << name;
+    EXPECT_EQ(world.verdict(0), StoreSession::Verdict::garbage) << name;
     EXPECT_EQ(world.session(0).why(), name);
   }
   World world;
   world.send(0, test::from_hex("030500000000000000696e69742f0100000000000000"));
-  EXPECT_EQ(world.verdict(0), Session::Verdict::too_old);
+  EXPECT_EQ(world.verdict(0), StoreSession::Verdict::too_old);
   EXPECT_NE(world.session(0).why().find("no VALIDATE"), std::string_view::npos);
 }
 
-TEST(Session, StopsHandlingWhenAnswersPileUpAndGoesOnLater) {
-  SessionLimits limits;
+TEST(StoreSession, StopsHandlingWhenAnswersPileUpAndGoesOnLater) {
+  StoreSessionLimits limits;
   limits.max_unread_bytes = 1000;
   World world(limits);
   std::string bytes = hello();
@@ -151,7 +151,7 @@ TEST(Session, StopsHandlingWhenAnswersPileUpAndGoesOnLater) {
   EXPECT_EQ(all.size(), 10u * 608u);
 }
 
-TEST(Session, LongValuesStandInTheStoreAndStopTheSession) {
+TEST(StoreSession, LongValuesStandInTheStoreAndStopTheSession) {
   World world;
   const std::string value(100000, 'x');
   std::string bytes = hello();
@@ -166,8 +166,8 @@ TEST(Session, LongValuesStandInTheStoreAndStopTheSession) {
   EXPECT_EQ(world.take(0), expected);
 }
 
-TEST(Session, AFullStoreRefusesAndStaysReadable) {
-  SessionLimits limits;
+TEST(StoreSession, AFullStoreRefusesAndStaysReadable) {
+  StoreSessionLimits limits;
   limits.max_store_bytes = 10000;
   World world(limits);
   std::string bytes = hello();
@@ -177,7 +177,7 @@ TEST(Session, AFullStoreRefusesAndStaysReadable) {
   std::string more = hello();
   store_wire::set(more, "b", std::string(6000, 'x'));
   world.send(1, more);
-  EXPECT_EQ(world.verdict(1), Session::Verdict::memory);
+  EXPECT_EQ(world.verdict(1), StoreSession::Verdict::memory);
   std::string get;
   store_wire::get(get, "a");
   world.send(0, get);
@@ -185,7 +185,7 @@ TEST(Session, AFullStoreRefusesAndStaysReadable) {
   EXPECT_EQ(world.store().num_keys(), 1u);
 }
 
-TEST(Session, KeepsNoMemoryOfALongRequest) {
+TEST(StoreSession, KeepsNoMemoryOfALongRequest) {
   World world;
   std::string bytes = hello();
   store_wire::set(bytes, "k", std::string(3 << 20, 'x'));
