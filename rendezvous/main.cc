@@ -22,11 +22,11 @@
 #include "common/standard_fds.h"
 #include "common/tcp.h"
 #include "rendezvous/metrics_server.h"
+#include "rendezvous/net/listeners.h"
 #include "rendezvous/options.h"
 #include "rendezvous/sd_notify.h"
 #include "rendezvous/server/server.h"
 #include "rendezvous/server/state_file.h"
-#include "rendezvous/store/store_server.h"
 
 // ddprun-rendezvous: the standing daemon. Exit 0 on SIGTERM and SIGINT, after the agents were told.
 namespace ddprun::rendezvous {

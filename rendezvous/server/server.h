@@ -15,7 +15,7 @@
 #include "rendezvous/membership/membership.h"
 #include "rendezvous/server/state_file.h"
 #include "rendezvous/server/status.h"
-#include "rendezvous/store/store_server.h"
+#include "rendezvous/store/store_options.h"
 
 namespace ddprun::rendezvous {
 
@@ -37,7 +37,9 @@ class RendezvousServer {
   RendezvousServer& operator=(const RendezvousServer&) = delete;
 
   std::uint16_t port() const;
-  StoreServer& store();
+  StoreStats store_stats() const;
+  // Closes all clients of the store but for those that have said nothing yet, and empties it.
+  void clear_store();
 
   std::size_t agents() const;  // connected now
   ServerCounters counters() const;

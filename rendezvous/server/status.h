@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "rendezvous/membership/membership.h"
-#include "rendezvous/store/store_server.h"
+#include "rendezvous/store/store_options.h"
 
 namespace ddprun::rendezvous {
 

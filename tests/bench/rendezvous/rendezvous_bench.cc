@@ -21,6 +21,7 @@
 #include "common/rdzv_protocol.h"
 #include "common/tcp.h"
 #include "common/wire.h"
+#include "rendezvous/net/listeners.h"
 #include "rendezvous/server/server.h"
 
 namespace {

@@ -9,6 +9,7 @@
 
 #include "common/log.h"
 #include "common/tcp.h"
+#include "rendezvous/net/listeners.h"
 #include "rendezvous/store/store_server.h"
 
 int main(int argc, char** argv) {
