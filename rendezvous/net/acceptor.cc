@@ -111,18 +111,22 @@ std::size_t Acceptor::accept_all(std::size_t which) {
     if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return taken;
     if (errno == EMFILE || errno == ENFILE) {
-      if (strangers_->make_room()) continue;
-      // The spare descriptor lets us take the connection and close it: its client learns at once, and the listener
-      // does not stay readable for ever.
+      // The spare descriptor lets us take the connection: one that has said nothing yet goes for it. If there is none,
+      // it is closed: its client learns at once, and the listener does not stay readable for ever.
       spare_.reset();
-      UniqueFd victim(::accept4(from, nullptr, nullptr, SOCK_CLOEXEC));
-      const bool none_waits = !victim && (errno == EAGAIN || errno == EWOULDBLOCK);
-      const bool closed_one = static_cast<bool>(victim);
-      if (closed_one) note_refusal();
-      victim.reset();
+      length = sizeof address;
+      fd.reset(::accept4(from, reinterpret_cast<sockaddr*>(&address), &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      const bool none_waits = !fd && (errno == EAGAIN || errno == EWOULDBLOCK);
+      const bool took_one = static_cast<bool>(fd);
+      if (took_one && strangers_->make_room()) {
+        add(std::move(fd), PeerKey::of(address), now);
+      } else if (took_one) {
+        fd.reset();
+        note_refusal();
+      }
       spare_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
       if (none_waits) return taken;  // accept4 looks for a descriptor before it looks for a connection
-      if (closed_one && spare_) continue;
+      if (took_one && spare_) continue;
     }
     pause();
     return taken;
