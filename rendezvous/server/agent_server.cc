@@ -141,7 +141,7 @@ Job* AgentServer::introduce(AgentConnection& connection, const rdzv::NodeInfo& n
   connection.run_id = node.run_id;
   connection.node_id = node.node_id;
   connection.number = number;
-  const Duration patience = node.lease() + Membership::kLostMargin + kReadMargin;
+  const Duration patience = node.job.lease() + Membership::kLostMargin + kReadMargin;
   connection.read_limit = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
   if (!connection.peer_is_loopback() && !connection.own_address().empty()) {
     const std::string own = connection.own_address();

@@ -72,7 +72,7 @@ void JobRunner::apply(Job& job, Actions actions, TimePoint now) {
     if (auto* send = std::get_if<Send>(&action)) {
       if (auto* assignment = std::get_if<rdzv::Assignment>(&send->message)) {
         if (assignment->group_rank.value == 0) ++counters_.rounds;
-        if (!hooked && static_hook_ && job.membership.backend() == rdzv::Backend::static_ranks) static_hook_();
+        if (!hooked && static_hook_ && job.membership.backend() == RdzvBackend::static_ranks) static_hook_();
         hooked = true;
       } else if (auto* end = std::get_if<rdzv::Shutdown>(&send->message)) {
         if (end->cause == rdzv::ShutdownCause::too_few_nodes) ++counters_.expired;
