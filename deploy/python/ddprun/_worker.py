@@ -67,17 +67,23 @@ def on_preemption(save: Callable[[], Any], *, signals: Sequence[int] = (signal.S
     owner = os.getpid()
     begun = False
 
-    def restore() -> None:
+    # Python forgets, in a new child, what came between fork() and its own clean-up: so such a signal has to wait.
+    masks = threading.local()
+
+    def before_fork() -> None:
+        masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.old)
+
+    def in_child() -> None:
         for number in signals:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.old)
 
     def handle(number: int, _: Any) -> None:
         nonlocal begun
-        if os.getpid() != owner:  # forked, and the child has not reached restore()
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
-        if begun:
+        if os.getpid() != owner or begun:
             return
         begun = True
         # The rank goes down with os._exit: atexit functions of a backend may wait for peers that are gone.
@@ -96,7 +102,7 @@ def on_preemption(save: Callable[[], Any], *, signals: Sequence[int] = (signal.S
 
     for number in signals:
         signal.signal(number, handle)
-    os.register_at_fork(after_in_child=restore)
+    os.register_at_fork(before=before_fork, after_in_parent=in_parent, after_in_child=in_child)
 
 
 def record(function: _Function) -> _Function:
