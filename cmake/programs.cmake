@@ -1,6 +1,7 @@
 # How the four programs are linked and what an installation puts beside the trainer.
 option(DDPRUN_BUNDLE "Install oneDNN and OpenMP beside the trainer, for hosts that have none (the wheel)" OFF)
 
+ddprun_program(ddprun_store_client) # for programs that may have another libstdc++, or none
 foreach(_program ddprun ddprun-rendezvous ddpctl trainer)
   ddprun_program(${_program})
   set_target_properties(${_program} PROPERTIES INSTALL_RPATH "")

@@ -74,5 +74,5 @@ add_library(ddprun_glibc_compat OBJECT cmake/glibc_compat.c)
 # --exclude-libs: nothing of libstdc++.a is exported to libraries that bring their own (oneDNN).
 function(ddprun_program target)
   target_link_libraries(${target} PRIVATE ddprun_glibc_compat)
-  target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL)
+  target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -Wl,--gc-sections)
 endfunction()

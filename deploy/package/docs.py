@@ -4,12 +4,14 @@
 usage: docs.py FOLDER_OF_PROGRAMS OUTPUT_FOLDER VERSION
 Writes OUTPUT_FOLDER/man/man1/*.1.gz, man8/*.8.gz, bash/NAME, zsh/_NAME, fish/NAME.fish.
 """
+import email.utils
 import gzip
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 WHAT = {
     "ddprun": (1, "start, watch and heal data-parallel training jobs",
@@ -138,6 +140,19 @@ def write(path, text):
         path.write_text(text)
 
 
+def debian_changelog(path, version):
+    """What is new in this version, in Debian's form. The day is that of the source."""
+    text = path.read_text()
+    newest = re.search(r"^## .*?$(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
+    points = [" ".join(point.split()) for point in re.findall(r"^- (.*?)(?=^- |\Z)", newest, re.M | re.S)] or ["New version."]
+    when = int(os.environ.get("SOURCE_DATE_EPOCH", path.stat().st_mtime))
+    lines = [f"ddprun ({version}) unstable; urgency=medium", ""]
+    for point in points:
+        lines += textwrap.wrap(point, 76, initial_indent="  * ", subsequent_indent="    ")
+    lines += ["", f" -- ddprun maintainers <ddprun@localhost.localdomain>  {email.utils.formatdate(when)}", ""]
+    return "\n".join(lines)
+
+
 def help_of(program):
     text = subprocess.run([program, "--help-all"], capture_output=True, text=True, timeout=60)
     if text.returncode != 0:  # a program with few options has no --help-all
@@ -160,7 +175,7 @@ def main(folder, out, version):
         write(out / "zsh" / f"_{name}", zsh(name, options, program_follows))
         write(out / "fish" / f"{name}.fish", fish(name, options, program_follows))
     write(out / "man/man1/ddprun-launch.1.gz", ".so man1/ddprun.1\n")
-    write(out / "changelog.gz", pathlib.Path(__file__).resolve().parents[2].joinpath("CHANGELOG.md").read_text())
+    write(out / "changelog.gz", debian_changelog(pathlib.Path(__file__).resolve().parents[2] / "CHANGELOG.md", version))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class Wheel(unittest.TestCase):
 
     def test_tag_size_and_what_is_in_it(self):
         self.assertRegex(wheel().name, r"^ddprun-[0-9.]+-py3-none-manylinux_2_34_x86_64\.whl$")
-        self.assertLess(wheel().stat().st_size, 20 << 20)
+        self.assertLess(wheel().stat().st_size, 25 << 20)  # OpenSSL is in three of the programs
         names = zipfile.ZipFile(wheel()).namelist()
         for wanted in ("ddprun/py.typed", "ddprun/torch/__main__.py"):
             self.assertIn(wanted, names)
