@@ -58,7 +58,8 @@ class HostLosses(HostShells):
                                           "while True: time.sleep(1)\n")
         job = self.starter("-H", self.list_of(1, 2), "--shutdown-timeout=2", "--no-python", "python3", self.dir / "deaf.py",
                            self.dir)
-        poll("both run", lambda: len(list(self.dir.glob("deaf.*"))) == 2)
+        poll("both run", lambda: len(list(self.dir.glob("deaf.[01]"))) == 2 or job.process.poll() is not None, 20)
+        self.assertIsNone(job.process.poll(), job.errors())
         job.signal(signal.SIGKILL)
         job.wait()
         self.assert_hosts_empty(1, 2)

@@ -51,6 +51,9 @@ class OverHosts(HostShells):
         job = self.starter(f"--hostfile={self.dir}/hf", f"--exclude={self.hosts.ip(2)}", self.tell())
         self.assertEqual(job.wait(), 0, job.errors())
         self.assertEqual(len(self.told(job)), 3)
+        job = self.starter(f"--hostfile={self.dir}/hf", f"--include={self.hosts.ip(3)}@{self.hosts.ip(1)}", self.tell(), name="in")
+        self.assertEqual(job.wait(), 0, job.errors())
+        self.assertIn("rank 0 of 3, node 0 of 2", self.told(job)[2])
         job = self.starter("--hosts=auto", self.tell(), name="pbs", PBS_NODEFILE=str(self.dir / "nodes"))
         self.assertEqual(job.wait(), 2)
         self.assertIn("PBS_NODEFILE", self.last_line(job))
@@ -109,7 +112,7 @@ class OverHosts(HostShells):
                     path.unlink()
 
     def test_a_saved_job_says_so(self):
-        job = self.starter("-H", self.list_of(1, 2), "-x", "TEST_TERM_CODE", *self.worker_words(), TEST_TERM_CODE="75")
+        job = self.starter("-H", self.list_of(1, 2), "--pass-env=TEST_TERM_CODE", *self.worker_words(), TEST_TERM_CODE="75")
         self.wait_for_world(2)
         job.signal(signal.SIGTERM)
         self.assertEqual(job.wait(), 75, job.errors())
