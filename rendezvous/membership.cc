@@ -28,7 +28,7 @@ std::size_t Membership::members() const {
 
 // A static job has a fixed rank for each of its MAX nodes, so it never runs with fewer.
 std::int64_t Membership::min_nodes() const {
-  return config_.backend == rdzv::Backend::static_ranks ? config_.nnodes_max : config_.nnodes_min;
+  return config_.backend == RdzvBackend::static_ranks ? config_.nnodes_max : config_.nnodes_min;
 }
 
 void Membership::look_again_at(TimePoint when) {

@@ -125,7 +125,7 @@ class Membership {
   Phase phase() const { return phase_; }
   Round round() const { return round_; }
   const RunId& run_id() const { return run_id_; }
-  rdzv::Backend backend() const { return config_.backend; }
+  RdzvBackend backend() const { return config_.backend; }
   std::int64_t restart_count() const { return restart_count_; }
   // Since this object was made, for the metrics.
   struct Totals {
@@ -219,14 +219,14 @@ class Membership {
   std::string why_unknown(Round round) const;
   std::size_t available() const { return count(rdzv::MemberState::waiting) - closed_waiting_; }
   static std::int64_t whole_seconds(Duration d) { return std::chrono::duration_cast<std::chrono::seconds>(d).count(); }
-  static Duration lost_after(const rdzv::NodeInfo& node) { return node.lease() + kLostMargin; }
-  Duration lost_after() const { return lost_after(config_); }
+  static Duration lost_after(const rdzv::NodeInfo& node) { return node.job.lease() + kLostMargin; }
+  Duration lost_after() const { return config_.lease() + kLostMargin; }
   std::string hosts_of(rdzv::MemberState state, std::size_t limit) const;
   std::string waiting_hosts(TimePoint now, std::size_t limit) const;
   std::string missing_ranks() const;
 
   RunId run_id_;
-  rdzv::NodeInfo config_;  // job-wide values, as the first node gave them
+  JobSettings config_;  // as the first node gave them
   std::map<NodeId, Node> nodes_;
   std::size_t counts_[5] = {};
   std::size_t closed_waiting_ = 0;

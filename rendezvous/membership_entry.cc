@@ -10,14 +10,6 @@ namespace ddprun::rendezvous {
 
 using rdzv::MemberState;
 
-namespace {
-
-std::string nnodes_text(std::int64_t min, std::int64_t max) {
-  return min == max ? std::to_string(min) : fmt::format("{}:{}", min, max);
-}
-
-}  // namespace
-
 // `by_members`: only members of the round may be the reason, not those that wait.
 std::optional<rdzv::Refused> Membership::refusal(const rdzv::NodeInfo& info, bool by_members) const {
   rdzv::Refused refused;
@@ -29,50 +21,26 @@ std::optional<rdzv::Refused> Membership::refusal(const rdzv::NodeInfo& info, boo
   if (other == nodes_.end() && !by_members) {
     other = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.first != info.node_id; });
   }
-  const auto ms = [](std::chrono::milliseconds t) { return fmt::format("{} ms", t.count()); };
-  const auto differ = [&](const char* what, const std::string& theirs, const std::string& ours) {
-    const rdzv::NodeInfo& first = other->second.info;
-    const auto name = [&](const rdzv::NodeInfo& node) {  // of one host: which of the two
-      return info.host == first.host ? fmt::format("{} (node {:.8})", node.host, node.node_id.value) : node.host;
-    };
-    refused.reason = fmt::format("job {}: {} says {}={}, {} says {}. Start every node with the same value",
-                                 run_id_.value, name(info), what, theirs, name(first), ours);
-  };
   if (other != nodes_.end()) {
-    const rdzv::NodeInfo& c = config_;
-    if (info.backend != c.backend) {
-      const auto name = [](rdzv::Backend b) { return b == rdzv::Backend::c10d ? "c10d" : "static"; };
-      differ("--rdzv-backend", name(info.backend), name(c.backend));
-    } else if (info.nnodes_min != c.nnodes_min || info.nnodes_max != c.nnodes_max) {
-      differ("--nnodes", nnodes_text(info.nnodes_min, info.nnodes_max), nnodes_text(c.nnodes_min, c.nnodes_max));
-    } else if (info.max_restarts != c.max_restarts) {
-      differ("--max-restarts", std::to_string(info.max_restarts), std::to_string(c.max_restarts));
-    } else if (info.join_timeout != c.join_timeout) {
-      differ("--rdzv-conf join_timeout", ms(info.join_timeout), ms(c.join_timeout));
-    } else if (info.last_call_timeout != c.last_call_timeout) {
-      differ("--rdzv-conf last_call_timeout", ms(info.last_call_timeout), ms(c.last_call_timeout));
-    } else if (info.close_timeout != c.close_timeout) {
-      differ("--rdzv-conf close_timeout", ms(info.close_timeout), ms(c.close_timeout));
-    } else if (info.keep_alive_interval != c.keep_alive_interval) {
-      differ("--rdzv-conf keep_alive_interval", ms(info.keep_alive_interval), ms(c.keep_alive_interval));
-    } else if (info.keep_alive_attempts != c.keep_alive_attempts) {
-      differ("--rdzv-conf keep_alive_max_attempt", std::to_string(info.keep_alive_attempts),
-             std::to_string(c.keep_alive_attempts));
-    } else if (info.crash_loop_limit != c.crash_loop_limit || info.crash_loop_window != c.crash_loop_window) {
-      differ("the crash loop limit", fmt::format("{} in {}", info.crash_loop_limit, ms(info.crash_loop_window)),
-             fmt::format("{} in {}", c.crash_loop_limit, ms(c.crash_loop_window)));
+    if (const auto differ = first_difference(info.job, config_)) {
+      const rdzv::NodeInfo& first = other->second.info;
+      const auto name = [&](const rdzv::NodeInfo& node) {  // of one host: which of the two
+        return info.host == first.host ? fmt::format("{} (node {:.8})", node.host, node.node_id.value) : node.host;
+      };
+      refused.reason = fmt::format("job {}: {} says {}={}, {} says {}. Start every node with the same value",
+                                   run_id_.value, name(info), differ->option, differ->left, name(first), differ->right);
+      return refused;
     }
-    if (!refused.reason.empty()) return refused;
   }
-  if (info.backend != rdzv::Backend::static_ranks) return std::nullopt;
+  if (info.job.backend != RdzvBackend::static_ranks) return std::nullopt;
   if (!info.node_rank) {
     refused.reason =
         fmt::format("job {}: {} gave no --node-rank; the static backend needs one", run_id_.value, info.host);
     return refused;
   }
-  if (*info.node_rank >= info.nnodes_max) {
+  if (*info.node_rank >= info.job.nnodes_max) {
     refused.reason = fmt::format("job {}: {} has --node-rank={}, but --nnodes={} allows 0 to {}", run_id_.value,
-                                 info.host, *info.node_rank, info.nnodes_max, info.nnodes_max - 1);
+                                 info.host, *info.node_rank, info.job.nnodes_max, info.job.nnodes_max - 1);
     return refused;
   }
   for (const auto& [id, node] : nodes_) {
@@ -89,7 +57,7 @@ std::optional<rdzv::Refused> Membership::refusal(const rdzv::NodeInfo& info, boo
 }
 
 Membership::Node& Membership::add(const rdzv::NodeInfo& info, TimePoint now) {
-  if (nodes_.empty()) config_ = info;
+  if (nodes_.empty()) config_ = info.job;
   Node& node = nodes_[info.node_id];
   node.info = info;
   node.arrival = ++arrivals_;
@@ -350,7 +318,7 @@ void Membership::begin_recovery(const rdzv::Register& registration, TimePoint no
   group_world_size_ = registration.slice.group_world_size;
   world_size_ = registration.slice.world_size;
   recover_missing_ = group_world_size_;
-  config_ = registration.node;  // a running world has the say, whoever waits already
+  config_ = registration.node.job;  // a running world has the say, whoever waits already
   recover_lost_ = std::max<Duration>(recover_until_ ? recover_lost_ : Duration(0), lost_after());
   recover_until_ = std::max(recover_until_.value_or(now), now + lost_after());
   reforming_ = true;

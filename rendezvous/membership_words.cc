@@ -52,7 +52,7 @@ std::string Membership::suspects(const NodeId& but, TimePoint now) const {
   std::string text;
   std::size_t found = 0;
   for (const auto& [id, node] : nodes_) {
-    const bool overdue = now - node.heard > node.info.keep_alive_interval * 3 / 2;
+    const bool overdue = now - node.heard > node.info.job.keep_alive_interval * 3 / 2;
     if (id == but || node.state != MemberState::running || (!node.closed && !overdue)) continue;
     if (++found > kNamed) continue;
     text += (text.empty() ? "" : ", ") +
@@ -73,7 +73,7 @@ std::string Membership::why_unknown(Round round) const {
 
 // Static jobs know who is missing.
 std::string Membership::missing_ranks() const {
-  if (config_.backend != rdzv::Backend::static_ranks) return "";
+  if (config_.backend != RdzvBackend::static_ranks) return "";
   std::set<std::int64_t> here;
   for (const auto& [id, node] : nodes_) {
     if (node.info.node_rank) here.insert(*node.info.node_rank);
@@ -199,7 +199,7 @@ std::string Membership::check() const {
     if (waiting && node.closed) ++closed_waiting;
     if (!waiting && phase_ != Phase::ended) {
       if (node.in_round != round_)
-        return fmt::format("I2: {} is {} but of round {}", id.value, rdzv::to_string(node.state), node.in_round.value);
+        return fmt::format("I2: {} is {} but of round {}", id.value, to_word(node.state), node.in_round.value);
       ranks.emplace_back(node.slice.first_rank.value, node.slice.first_rank.value + node.info.nproc);
     }
   }

@@ -199,7 +199,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     session.run_id = node.run_id;
     session.node_id = node.node_id;
     session.connection = connection;
-    const Duration patience = node.lease() + Membership::kLostMargin + kReadMargin;
+    const Duration patience = node.job.lease() + Membership::kLostMargin + kReadMargin;
     session.read_limit = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
     if (!session.peer_is_loopback() && !session.own_address().empty()) {
       const std::string own = session.own_address();
@@ -243,7 +243,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
       if (auto* send = std::get_if<Send>(&action)) {
         if (auto* assignment = std::get_if<rdzv::Assignment>(&send->message)) {
           if (assignment->group_rank.value == 0) ++counters.rounds;
-          if (!hooked && static_hook && job.membership.backend() == rdzv::Backend::static_ranks) static_hook();
+          if (!hooked && static_hook && job.membership.backend() == RdzvBackend::static_ranks) static_hook();
           hooked = true;
         } else if (auto* end = std::get_if<rdzv::Shutdown>(&send->message)) {
           if (end->cause == rdzv::ShutdownCause::too_few_nodes) ++counters.expired;

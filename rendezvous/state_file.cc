@@ -91,7 +91,7 @@ Result<std::vector<KnownWorld>> read_state(const std::string& path) {
     world.run_id = RunId(from_hex(hex));
     world.round = Round(round);
     world.lost_after = std::chrono::milliseconds(lost_after_ms);
-    const bool in_bounds = lost_after_ms >= 0 && world.lost_after <= 2 * rdzv::kMaxDuration && round >= 0;
+    const bool in_bounds = lost_after_ms >= 0 && world.lost_after <= 2 * kMaxDuration && round >= 0;
     if (!words || !in_bounds || world.run_id.value.empty()) return broken(line);
     worlds.push_back(std::move(world));
   }

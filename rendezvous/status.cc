@@ -28,7 +28,7 @@ std::string to_status_json(const std::vector<JobStatus>& jobs,
       nodes.push_back({{"node_id", node.node_id.value},
                        {"host", node.host},
                        {"address", node.address},
-                       {"state", rdzv::to_string(node.state)},
+                       {"state", to_word(node.state)},
                        {"connected", node.connected},
                        {"group_rank", ranked ? json(node.group_rank) : json()},
                        {"first_rank", ranked ? json(node.first_rank) : json()},
@@ -138,7 +138,7 @@ std::string to_metrics(MetricsFormat format, const std::vector<JobStatus>& jobs,
     for (const NodeStatus& node : job.nodes) ++states.at(static_cast<std::size_t>(node.state));
     for (std::size_t i = 0; i < states.size(); ++i) {
       out.sample(static_cast<double>(states[i]), fmt::format("run_id=\"{}\",state=\"{}\"", escaped(job.run_id.value),
-                                                             rdzv::to_string(static_cast<rdzv::MemberState>(i))));
+                                                             to_word(static_cast<rdzv::MemberState>(i))));
     }
   }
   const auto counter = [&](std::string_view name, std::string_view help, std::uint64_t value) {
