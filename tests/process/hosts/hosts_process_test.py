@@ -273,7 +273,8 @@ class OverSsh(SshHosts):
     def test_the_trainer_trains_one_world(self):
         config = "\n".join(("model: {name: mlp, hidden: [32], classes: 4}",
                             "data: {format: synthetic, samples: 512, sample_shape: [64], batch_size: 16}",
-                            "loss: cross_entropy", "optimizer: {name: sgd, lr: 0.05}", "train: {epochs: 2}", ""))
+                            "loss: cross_entropy", "optimizer: {name: sgd, lr: 0.05}", "train: {epochs: 2}",
+                            f"log: {{file: {self.dir}/train.log}}", ""))
         (self.dir / "x.yaml").write_text(config)
         job = self.starter("-H", self.list_of(1, 2, 3), BIN / "trainer", "--config", self.dir / "x.yaml")
         self.assertEqual(job.wait(), 0, job.errors() + job.out.read_text())
