@@ -18,6 +18,8 @@
 #include "common/options.h"
 #include "common/standard_fds.h"
 #include "launcher/embedded_services.h"
+#include "launcher/hosts/host_plan.h"
+#include "launcher/hosts/hosts.h"
 #include "launcher/job/launch.h"
 #include "launcher/options/cpu_budget.h"
 #include "launcher/options/device.h"
@@ -114,6 +116,8 @@ int run(int argc, char** argv) {
     context.called_folder = absolute_folder(called.substr(0, slash));
   }
 
+  const HostsContext hosts{context.own_folder + "/ddprun", std::string(called), context.inherited};
+  if (is_node_call(argc, argv)) return serve_as_node(hosts);
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const auto& table = option_table(flavour);
   const auto environment = process_environment();
@@ -128,6 +132,10 @@ int run(int argc, char** argv) {
   if (parsed->flag("help-markdown")) return show(table.markdown());
   if (parsed->given("print-completion")) {
     return show(completion_script(flavour, parsed->text("print-completion")));
+  }
+  if (has_host_list(*parsed)) {
+    log_init(context.program_name, from_word<LogLevel>(parsed->text("log-level")).value_or(LogLevel::info));
+    return run_on_hosts(table, *parsed, flavour, hosts);
   }
   auto options = make_launch_options(*parsed, flavour, environment, host_facts());
   if (!options) return usage_error(context.program_name, options.error());

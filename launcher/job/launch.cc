@@ -376,7 +376,11 @@ class Launch {
       report_.exit_code = exit_code::kFailure;
     }
     const std::string text = report_.success ? earlier_attempts(report_) : to_text(report_);
-    if (!text.empty()) say(text);
+    // Started for a list of hosts (launcher/hosts): the last word of all is said on the starting host, which needs
+    // ours for it; the whole story is told by the host that it happened on.
+    const bool handed_over = hand_over_report(to_json(report_));
+    const bool ours = report_.root_cause && report_.root_cause->host == report_.host;
+    if (!text.empty() && (!handed_over || ours)) say(text);
     if (quiet_ && report_.success && !report_.log_folder.empty()) {
       say("ddprun: logs are in " + printable(report_.log_folder));
     }

@@ -435,7 +435,7 @@ TEST(LaunchOptions, OptionsOfOtherLaunchersGetAHint) {
     EXPECT_THAT(foreign_option_hint(word), HasSubstr("--nproc-per-node")) << word;
     EXPECT_THAT(problem({word, "4", "x"}), HasSubstr("unknown option")) << word;
   }
-  EXPECT_THAT(foreign_option_hint("--hostfile"), HasSubstr("on each node"));
+  EXPECT_THAT(foreign_option_hint("--machinefile"), HasSubstr("--hostfile=FILE"));
   EXPECT_THAT(foreign_option_hint("--use_env"), HasSubstr("ddprun-launch"));
   EXPECT_EQ(foreign_option_hint("--bogus"), "");
 }
