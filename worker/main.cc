@@ -85,7 +85,7 @@ int run(const std::vector<std::string>& arguments) {
   if (options->flag("check")) {
     const std::string& path = options->given("cfg") ? options->text("cfg") : options->text("config");
     std::printf("%s: good\n", path.c_str());
-    for (const std::string& line : preview(*config, static_cast<int>(env->world_size)))
+    for (const std::string& line : preview(*config, static_cast<int>(env->slice.world_size)))
       std::printf("%s\n", line.c_str());
     return printed(exit_code::kOk);
   }

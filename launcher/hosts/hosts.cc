@@ -110,15 +110,16 @@ Result<hosts::StarterOptions> make_options(const OptionTable& table, const Parse
   out.job.first_serves = plan->first_serves;
   out.job.start_timeout = *start_timeout;
   out.job.silence = *silence;
-  out.job.patience = checked->shutdown_timeout;
+  out.job.patience = checked->supervision.shutdown_timeout;
   out.remote_shell = *std::move(shell);
   out.own_path = context.own_path;
-  out.ends_job = checked->signals_to_handle;
-  out.only_forward = checked->signals_to_forward;
+  out.ends_job = checked->supervision.signals_to_handle;
+  out.only_forward = checked->supervision.signals_to_forward;
   out.port = plan->port;
   // A relative path to us means the same there: the working directory is the same, too.
   const auto variables = passed_variables(own_environment(), parsed.texts("pass-env"));
-  const auto patience = checked->shutdown_timeout + std::chrono::seconds(10);  // its own first, and its last words
+  const auto patience =
+      checked->supervision.shutdown_timeout + std::chrono::seconds(10);  // its own first, and its last words
   out.order = [table = &table, parsed, plan = std::move(*plan), called = context.called, folder, variables, patience,
                silence = *silence](std::size_t host, const Endpoint& first) {
     hosts::Start order;

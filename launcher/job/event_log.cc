@@ -90,7 +90,7 @@ class EventLog : public JobObserver {
     const auto list = [](const Json& value) { return Json::array({value}); };  // as torch has it
     details["local_rank"] = list(worker.local_rank.value);
     details["role_rank"] = list(worker.role_rank);
-    details["role_world_size"] = list(worker.role_world_size);
+    details["role_world_size"] = list(worker.slice.role_world_size);
     details["exit_code"] = list(exit_code);
     details["worker_pid"] = list(pid);
     write(record(state, "WORKER", worker.rank.value, std::to_string(pid), error, details));
