@@ -55,9 +55,9 @@ std::string format_log_line(std::chrono::system_clock::time_point time, char lev
   const std::time_t seconds = static_cast<std::time_t>(since_epoch / 1000);
   std::tm utc{};
   ::gmtime_r(&seconds, &utc);
-  std::string line = fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z {} {} ", utc.tm_year + 1900,
-                                 utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, since_epoch % 1000,
-                                 level, program);
+  std::string line =
+      fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z {} {} ", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                  utc.tm_hour, utc.tm_min, utc.tm_sec, since_epoch % 1000, level, program);
   // A peer's text must not be able to forge a line of ours or to drive the terminal.
   for (const char c : printable_lines(message)) {
     line.push_back(c);
