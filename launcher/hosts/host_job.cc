@@ -59,12 +59,11 @@ void HostJob::dial_more(TimePoint now, Actions& out) {
 }
 
 void HostJob::over(std::size_t host, HostEnd end, TimePoint now, Actions& out) {
-  if (parties_[host].state == State::over) return;
+  if (parties_[host].state == State::over || finished_) return;  // what is hung up now was no host's fault
   const bool hang_up = end.kind != HostEnd::Kind::ended;
   parties_[host].state = State::over;
   ends_[host] = std::move(end);
   if (hang_up) out.push_back({Do::hang_up, host, 0});
-  if (finished_) return;
   if (!started_) {
     dial_more(now, out);
     consider_start(now, out);

@@ -134,6 +134,25 @@ class OverHosts(HostShells):
             for line in self.told(job):
                 self.assertIn("of 4, node", line)
 
+    def test_more_hosts_than_the_soft_limit_of_open_files_allows(self):
+        here = self.dir / "here"
+        here.write_text("#!/bin/sh\nshift\nexec sh -c \"$*\"\n")
+        here.chmod(0o755)
+        job = self.start("starter", "prlimit", "--nofile=64:4096", BIN / "ddprun", "-H", ",".join(f"h{i}" for i in range(30)),
+                         f"--rsh={here}", "--no-python", "sh", "-c", "echo limit $(ulimit -Sn)")
+        self.assertEqual(job.wait(), 0, job.errors())
+        self.assertEqual(sorted(job.out.read_text().splitlines()), sorted(f"[h{i}] limit 64" for i in range(30)))
+
+    def test_an_ordinary_user(self):
+        self.dir.chmod(0o777)
+        here = self.dir / "here"
+        here.write_text("#!/bin/sh\nshift\nexec sh -c \"$*\"\n")
+        here.chmod(0o755)
+        job = self.starter("-H", "localhost,other:2", "--exit-code=torchrun", self.tell(), "2", "7", rsh=here, prefix=(
+            "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"), on=None)
+        self.assertEqual(job.wait(), 1, job.errors())
+        self.assertIn("rank 2 on other", self.last_line(job))
+
     def test_what_a_login_script_prints_is_no_matter(self):
         noisy = self.dir / "noisy"
         noisy.write_text(f"#!/bin/sh\necho Welcome; echo 'You have mail' >&2\nexec {self.rsh} \"$@\"\n")
