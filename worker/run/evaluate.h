@@ -19,8 +19,8 @@ struct EvalCounts {
   std::int64_t correct = 0;  // class with the largest output is the target; not counted for sequences
   std::int64_t in_top5 = 0;  // the target is among the five largest outputs
   std::int64_t samples = 0;
-  std::vector<double> confusion;  // classes x classes, targets by rows, if it was wanted
-  bool stopped = false;           // a stop signal came: the rest of the share was left out
+  std::vector<double> confusion = {};  // classes x classes, targets by rows, if it was wanted
+  bool stopped = false;                // a stop signal came: the rest of the share was left out
 
   double loss() const { return targets > 0 ? loss_sum / static_cast<double>(targets) : 0; }
   double top5_accuracy() const { return targets > 0 ? static_cast<double>(in_top5) / static_cast<double>(targets) : 0; }

@@ -21,7 +21,8 @@
 #include "common/rdzv_protocol.h"
 #include "common/tcp.h"
 #include "common/wire.h"
-#include "rendezvous/server.h"
+#include "rendezvous/net/listeners.h"
+#include "rendezvous/server/server.h"
 
 namespace {
 

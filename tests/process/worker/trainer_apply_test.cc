@@ -86,7 +86,7 @@ TEST_F(TrainerApply, PredictNeedsNoTrainingData) {
 
 TEST_F(TrainerApply, GenerateSpeaksAsTheModelLearnt) {
   std::string text;
-  for (int i = 0; i < 600; ++i) text += "abcd";
+  for (int i = 0; i < 600; ++i) text += "abcde";  // in every phase at a sample's start
   const std::string file = runner().write("t.txt", text);
   expect_ok(command_of({"tokenize", "-o", path("t"), file}));
   for (const char* key : {"model.init", "data.train", "loss.name", "optimizer.lr"}) unset(key);
@@ -107,13 +107,13 @@ TEST_F(TrainerApply, GenerateSpeaksAsTheModelLearnt) {
   set("checkpoint.dir", path("ck"));
   expect_ok(run(1));
   EXPECT_EQ(json("ck/latest/config.json")["architectures"][0], "GPT2LMHeadModel");
-  const Finished spoken = command_of({"generate", "--weights", path("ck"), "--prompt", "abcdab", "--tokens", "40"});
+  const Finished spoken = command_of({"generate", "--weights", path("ck"), "--prompt", "abcdeab", "--tokens", "40"});
   ASSERT_EQ(spoken.code, 0) << said(spoken);
   std::string right;
-  while (right.size() < 46) right += "abcd";
-  EXPECT_EQ(spoken.out, right.substr(0, 46) + "\n") << "also beyond the context of 16";
-  const Finished ids = command_of({"generate", "--weights", path("ck"), "--prompt-ids", "97,98", "--tokens", "3"});
-  EXPECT_EQ(ids.out, "99,100,97\n") << said(ids);
+  while (right.size() < 47) right += "abcde";
+  EXPECT_EQ(spoken.out, right.substr(0, 47) + "\n") << "also beyond the context of 16";
+  const Finished ids = command_of({"generate", "--weights", path("ck"), "--prompt-ids", "97,98,99,100", "--tokens", "3"});
+  EXPECT_EQ(ids.out, "101,97,98\n") << said(ids);
   std::vector<std::string> random = {"generate",      "--weights", path("ck"), "--prompt", "a",
                                      "--temperature", "3",         "--seed",   "5"};
   const Finished first = command_of(random), second = command_of(random);

@@ -144,7 +144,7 @@ TEST(TrainerConfig, ValuesThatDoNotFitEachOther) {
   EXPECT_THAT(wrong("checkpoint.best=loss"), HasSubstr("checkpoint.best: needs data.validation"));
   EXPECT_THAT(wrong("data.validation=b data.validation_share=0.1"), HasSubstr("there is data.validation already"));
   EXPECT_EQ(wrong("data.train=[a,b] checkpoint.best=loss data.validation_share=0.1"), "no error");
-  EXPECT_THAT(wrong("model.name=mlp data.format=npy data.train=[a,b]"), HasSubstr("two files"));
+  EXPECT_THAT(wrong("model.name=mlp data.format=npy data.train=[a,b]"), HasSubstr("several files are for csv"));
   EXPECT_THAT(wrong("schedule.name=one_cycle schedule.warmup_steps=3"), HasSubstr("one_cycle has its own rise"));
   EXPECT_THAT(wrong("schedule.name=multi_step schedule.milestones=[5,5]"), HasSubstr("must rise"));
   EXPECT_THAT(wrong("schedule.name=cosine schedule.min_lr=1"), HasSubstr("min_lr: 1 is above optimizer.lr 0.1"));
@@ -186,12 +186,13 @@ TEST(TrainerConfig, StarterConfigurationsLoadWithoutWarnings) {
 }
 
 TEST(TrainerConfig, EffectiveValuesAreTheFilesOrTheDefaults) {
-  auto config = parse_config(kSmall, "f.yaml", {"data.augment=[]", "optimizer.betas=[0.5,0.6]"});
+  auto config = parse_config(kSmall, "f.yaml", {"optimizer.name=adamw", "optimizer.betas=[0.5,0.6]"});
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_EQ(config->effective["model.name"], "linear");
   EXPECT_EQ(config->effective["data.batch_size"], "64");
   EXPECT_EQ(config->effective["optimizer.betas"], "[0.5, 0.6]");
   EXPECT_EQ(config->effective.count("data.validation"), 0U);
+  EXPECT_EQ(config->effective.count("model.heads"), 0U) << "nothing to a linear model";
 }
 
 TEST(TrainerConfig, TheSamplesInDeployLoad) {

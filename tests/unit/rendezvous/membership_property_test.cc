@@ -9,7 +9,7 @@
 #include <random>
 #include <string>
 
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 namespace ddprun::rendezvous {
 namespace {
@@ -398,7 +398,7 @@ class World {
   void take(Actions actions) {
     for (const Action& action : actions) {
       const auto* send = std::get_if<Send>(&action);
-      if (const auto* news = std::get_if<News>(&action); news != nullptr && trace_) story_ += "\n* " + news->text;
+      if (const auto* event = std::get_if<Event>(&action); event != nullptr && trace_) story_ += "\n* " + event->text;
       if (send == nullptr) continue;
       ++events_;
       if (trace_) story_ += "\n" + send->node.value + " <- message " + std::to_string(send->message.index());

@@ -89,7 +89,7 @@ std::string MembershipScenario::render(const Actions& actions) {
     } else if (const auto* drop = std::get_if<Drop>(&action)) {
       out += fmt::format("{} dropped: {}\n", drop->node.value, drop->why);
     } else {
-      out += fmt::format("* {}\n", std::get<News>(action).text);
+      out += fmt::format("* {}\n", std::get<Event>(action).text);
     }
   }
   if (const std::string broken = membership_.check(); !broken.empty()) out += "BROKEN: " + broken + "\n";

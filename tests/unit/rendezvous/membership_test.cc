@@ -1,4 +1,4 @@
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 #include <gtest/gtest.h>
 
