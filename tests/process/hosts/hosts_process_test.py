@@ -153,6 +153,18 @@ class OverHosts(HostShells):
         self.assertEqual(job.wait(), 1, job.errors())
         self.assertIn("rank 2 on other", self.last_line(job))
 
+    def test_addresses_of_ipv6(self):
+        for i in (1, 2, 4):
+            added = self.hosts._do("ip", "-n", self.hosts.ns(i), "addr", "add", f"fd84::{i}/64", "dev", "eth0", "nodad", check=False)
+            if added.returncode != 0:
+                self.skipTest("no IPv6: " + added.stderr.strip())
+            with open(self.dir / "spaces", "a") as spaces:
+                spaces.write(f"fd84::{i} {self.hosts.ns(i)}\n")
+        job = self.starter("-H", "[fd84::1]:2,fd84::2", self.tell())
+        self.assertEqual(job.wait(), 0, job.errors())
+        self.assertEqual(len(self.told(job)), 3)
+        self.assertIn("[fd84::1] rank 0 of 3, node 0 of 2, at fd84::1,", self.told(job)[0])
+
     def test_what_a_login_script_prints_is_no_matter(self):
         noisy = self.dir / "noisy"
         noisy.write_text(f"#!/bin/sh\necho Welcome; echo 'You have mail' >&2\nexec {self.rsh} \"$@\"\n")
