@@ -38,5 +38,8 @@ umount /sys/fs/cgroup/unified 2>/dev/null || true
 container=$(podman ps --all --noheading --format '{{.Names}}' --filter name=-ddprun)
 code=$(podman wait "$container")
 podman logs "$container" 2>&1
+id=$(podman pod ps --noheading --no-trunc --format '{{.Id}}')
 podman pod rm --all --force >/dev/null 2>&1 || true
+find /sys/fs/cgroup/*/libpod_parent/"$id" -depth -type d -exec rmdir {} \; 2>/dev/null || true
+rmdir /sys/fs/cgroup/*/libpod_parent /sys/fs/cgroup/libpod_parent 2>/dev/null || true # where nobody else has pods
 exit "$code"
