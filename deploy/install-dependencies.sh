@@ -26,6 +26,7 @@ test_packages=(
   python3 python3-venv   # scripts that play the user, and the venv of the interop tests
   iproute2 nftables procps util-linux   # hosts in network namespaces
   openssh-server openssh-client   # a remote shell for --hosts
+  podman crun conmon catatonit netavark   # a pod in a real container, where the host lets it
   tmux                   # a terminal for the terminal tests
 )
 lint_packages=(clang-format clang clang-tidy libclang-rt-14-dev shellcheck)
