@@ -45,6 +45,8 @@ if [ ! -d "$DDPRUN_PACKAGES" ] && ! build; then
   exit 1
 fi
 
+ln -sfn "$DDPRUN_PACKAGES" "$cache/latest"
+
 # A bare Debian 12 with what the packages depend on. Without root or debootstrap its tests are skipped.
 if [ "$(id -u)" = 0 ] && [ ! -d "$DDPRUN_CHROOT" ] && command -v debootstrap >/dev/null; then
   echo "packages: a Debian 12 in $DDPRUN_CHROOT"
