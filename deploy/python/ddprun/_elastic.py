@@ -129,7 +129,7 @@ def launch(arguments: list[str], *, called_as: str = "ddprun", name: str = "") -
     """A job in the foreground: signals go to it, its words to sys.stderr. Raises ValueError for bad arguments and
     WorkersFailed for a job that failed; a stop signal is raised again once the job has ended."""
     # On a terminal everything is inherited, so that progress bars and debuggers work.
-    on_terminal = sys.stderr is not None and sys.stderr is sys.__stderr__ and sys.stderr.isatty()
+    on_terminal = sys.__stderr__ is not None and sys.stderr is sys.__stderr__ and sys.__stderr__.isatty()
     pump = None if on_terminal else Pump(sys.stderr)
     out = None if sys.stdout is sys.__stdout__ else Pump(sys.stdout)
     job = Job(*arguments, called_as=called_as, stdout=subprocess.PIPE if out else None,
