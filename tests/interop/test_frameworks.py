@@ -1,6 +1,7 @@
 """What PyTorch's users run, in the frameworks' documented ways: each script knows nothing of ddprun, loses a rank and
 goes on from its own checkpoint. CPU, tiny models."""
 import importlib.util
+import re
 import sys
 
 from support import BUILD_DIR, HERE, InteropTest
@@ -51,3 +52,10 @@ class Frameworks(InteropTest):
         self.assertEqual((run.code, run.out), (0, "steps 3..6 world 2\n"), run)
         alone = self.start(sys.executable, self.script("frameworks/plain_loop.py"), f"--out={self.dir / 'one'}").wait()
         self.assertEqual((alone.code, alone.out), (0, "steps 0..6 world 1\n"), alone)
+
+    def test_the_table_names_the_versions_that_run(self):
+        table = (PACKAGE / "README.md").read_text().partition("## Frameworks")[2]
+        rows = dict(re.findall(r"^\| (\w+) \| ([0-9.]+) \|", table, re.M))
+        wanted = dict(re.findall(r"^(\w+)==([0-9.]+)", (HERE / "requirements.txt").read_text(), re.M))
+        self.assertEqual(rows, {name: wanted.get(name) for name in rows})
+        self.assertGreater(len(rows), 3)
