@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what ddprun needs on Debian 12: the one list. Only what is missing is installed; nothing is removed.
-#   deploy/install-dependencies.sh [build] [data] [test] [lint] [bench]      default: build data
+#   deploy/install-dependencies.sh [build] [data] [test] [package] [lint] [bench]      default: build data
 # CUDA, cuDNN and NCCL are not Debian packages: they are used where they are found, and the build works without them.
 set -euo pipefail
 
@@ -29,6 +29,12 @@ test_packages=(
   podman crun conmon catatonit netavark   # a pod in a real container, where the host lets it
   tmux                   # a terminal for the terminal tests
 )
+package_packages=(
+  python3 python3-venv   # man pages, the wheel's tools
+  dpkg-dev lintian binutils   # the Debian packages, and what they need
+  debootstrap            # a bare Debian 12 to install them in
+  pkg-config             # as a user of ddprun-dev
+)
 lint_packages=(clang-format clang clang-tidy libclang-rt-14-dev shellcheck)
 bench_packages=(
   libopenmpi-dev openmpi-bin   # optional: what tests/bench/worker/collective_bench.py measures beside
@@ -40,10 +46,11 @@ for group in "$@"; do
   case $group in
     build) wanted+=("${build_packages[@]}") ;;
     data) wanted+=("${data_packages[@]}") ;;
+    package) wanted+=("${package_packages[@]}") ;;
     test) wanted+=("${test_packages[@]}") ;;
     lint) wanted+=("${lint_packages[@]}") ;;
     bench) wanted+=("${bench_packages[@]}") ;;
-    *) echo "install-dependencies: no such group '$group' (build, data, test, lint, bench)" >&2; exit 2 ;;
+    *) echo "install-dependencies: no such group '$group' (build, data, test, package, lint, bench)" >&2; exit 2 ;;
   esac
 done
 

@@ -128,6 +128,7 @@ int run(int argc, char** argv) {
     return exit_code_after_output(context.program_name.c_str(), exit_code::kOk);
   };
   if (parsed->flag("help")) return show(table.help());
+  if (parsed->flag("help-all")) return show(table.help_all());
   if (parsed->flag("version")) return show(version_text(context.program_name));
   if (parsed->flag("help-markdown")) return show(table.markdown());
   if (parsed->given("print-completion")) {
