@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/rdzv_greeting.h"
 #include "rendezvous/agent_session.h"
 #include "rendezvous/job.h"
 #include "rendezvous/operator_desk.h"
@@ -83,8 +84,7 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
     handlers.on_end = [weak](AgentSession& session, bool lost, const std::string& why) {
       if (const auto self = weak.lock()) self->on_end(session, lost, why);
     };
-    auto session = std::make_shared<AgentSession>(std::move(socket), std::move(bytes),
-                                                  options.embedded ? "embedded" : "daemon", std::move(handlers));
+    auto session = std::make_shared<AgentSession>(std::move(socket), std::move(bytes), greeting(), std::move(handlers));
     AgentSession* key = session.get();
     sessions[key] = session;
     ++counters.agent_connections;
@@ -94,6 +94,14 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
       if (failure) std::rethrow_exception(failure);
     });
   }
+
+  // Agents of other jobs hear whose this is: it ends with that job, and may be for nobody else.
+  std::string greeting() const {
+    if (!options.embedded) return "daemon";
+    return rdzv::embedded_greeting(options.hosted_for, options.own_run_only);
+  }
+
+  bool serves(const RunId& run_id) const { return !options.own_run_only || run_id == options.hosted_for; }
 
   // A scanner, or a cluster with another version, comes a thousand times: one line for the first, then one in a while.
   void refused(const AgentSession& session, const std::string& why) {
@@ -179,6 +187,10 @@ struct RendezvousServer::Impl : std::enable_shared_from_this<RendezvousServer::I
   // The session speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is
   // closed itself.
   Job* introduce(AgentSession& session, const rdzv::NodeInfo& node, std::uint64_t connection) {
+    if (!serves(node.run_id)) {
+      session.close("it is of another job than the one that is served here");
+      return nullptr;
+    }
     if (!session.node_id.value.empty() && (session.node_id != node.node_id || session.run_id != node.run_id)) {
       log_warning("agent {}: one connection speaks for {} and {}: connection closed", session.peer(),
                   session.node_id.value, node.node_id.value);

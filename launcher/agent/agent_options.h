@@ -28,7 +28,9 @@ struct AgentOptions : NodeOptions {
   // false: MASTER_PORT is reserved until the workers start, then free: worker rank 0 binds it itself (c10d only).
   bool serve_worker_store = true;
   int crash_loop_limit = 0;  // 0 = off; else this many attempts in a row that fail within crash_loop_window end the job
-  std::string topology_key;  // nodes with the same key get neighbouring ranks
+  std::uint16_t endpoint_ports = 1;  // the rendezvous may be at any of so many ports from the endpoint's on
+  bool serve_own_run_only = false;   // what is hosted here is for our run id alone
+  std::string topology_key;          // nodes with the same key get neighbouring ranks
 };
 
 }  // namespace ddprun::launcher

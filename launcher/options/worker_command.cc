@@ -49,13 +49,13 @@ std::vector<std::string> environment_strings(const EnvironmentMap& environment) 
 }
 
 WorkerCommand::WorkerCommand(const LaunchOptions& options, Program program, EnvironmentMap inherited,
-                             std::int64_t usable_cpus)
+                             std::int64_t usable_cpus, bool fewer_than_seen)
     : after_program_(options.arguments),
       local_rank_argument_(options.local_rank_argument),
       program_(std::move(program)),
       base_(std::move(inherited)),
       virtual_local_rank_(options.virtual_local_rank) {
-  if (options.nproc > 1 && !base_.contains("OMP_NUM_THREADS")) {
+  if ((options.nproc > 1 || fewer_than_seen) && !base_.contains("OMP_NUM_THREADS")) {
     omp_threads_ = threads_per_worker(usable_cpus, options.nproc);
     base_["OMP_NUM_THREADS"] = std::to_string(omp_threads_);
   }
