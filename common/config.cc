@@ -111,8 +111,10 @@ struct ConfigState {
   std::string file;
   std::shared_ptr<Node> root;
   std::optional<Error> first_error;
+  std::optional<Error> first_missing;  // said only when no misspelt key explains it
   std::vector<std::string> warnings;
   std::map<std::string, std::set<std::string>> asked;  // section -> the names that were asked for in it
+  std::set<std::string> idle;                          // full names of keys without an effect
   std::map<std::string, std::string> fallbacks;        // full name of each value that was read -> its fallback
 };
 
@@ -154,6 +156,11 @@ struct ConfigSection::Impl {
   void fail(std::string_view key, std::string_view message, int item_line = 0) const {
     if (state->first_error) return;
     state->first_error = Error(Errc::invalid_argument, where(key, item_line) + ": " + std::string(message));
+  }
+
+  void missing(std::string_view key, std::string_view message) const {
+    if (state->first_missing) return;
+    state->first_missing = Error(Errc::invalid_argument, where(key) + ": " + std::string(message));
   }
 
   // The scalar under `key`; null if missing, or if it is something else (then the error is recorded).
@@ -311,10 +318,31 @@ static std::optional<Error> first_unknown(const ConfigState& state, const Node& 
 Result<void> Config::finish() const {
   if (impl_->state->first_error) return *impl_->state->first_error;
   if (auto error = first_unknown(*impl_->state, *impl_->state->root, "")) return std::move(*error);
+  if (impl_->state->first_missing) return *impl_->state->first_missing;
   return {};
 }
 
 std::map<std::string, std::string> Config::known_keys() const { return impl_->state->fallbacks; }
+
+std::map<std::string, std::string> Config::effective() const {
+  std::map<std::string, std::string> values;
+  for (const auto& [key, fallback] : impl_->state->fallbacks) {
+    if (impl_->state->idle.count(key) != 0) continue;
+    const Node* node = impl_->state->root.get();
+    for (std::size_t start = 0; node != nullptr && start != std::string::npos;) {
+      const auto dot = key.find('.', start);
+      node = node->find(std::string_view(key).substr(start, dot == std::string::npos ? dot : dot - start));
+      start = dot == std::string::npos ? dot : dot + 1;
+    }
+    std::string text = fallback;
+    if (node != nullptr && node->kind == Kind::scalar) text = node->text;
+    if (node != nullptr && node->kind == Kind::sequence) {
+      text = list_text(node->items, [](const std::shared_ptr<Node>& item) { return item->text; });
+    }
+    if (!text.empty()) values.emplace(key, std::move(text));
+  }
+  return values;
+}
 
 const std::vector<std::string>& Config::warnings() const { return impl_->state->warnings; }
 
@@ -365,7 +393,7 @@ std::string ConfigSection::required_text(std::string_view key) {
   impl_->note_fallback(key, "");
   const Node* found = impl_->scalar(key);
   if (found != nullptr && !found->text.empty()) return found->text;
-  impl_->fail(key, "is missing");
+  impl_->missing(key, "is missing");
   return "";
 }
 
@@ -382,12 +410,13 @@ std::string ConfigSection::choice(std::string_view key, std::string_view fallbac
   return std::string(fallback);
 }
 
-std::string ConfigSection::path(std::string_view key, std::string_view fallback) {
-  std::string text = this->text(key, fallback);
+// ~ and ${VAR} of a path under `key`.
+template <typename Fail>
+static std::string expand_path(std::string text, const Fail& fail) {
   if (text == "~" || text.starts_with("~/")) {
     const char* home = std::getenv("HOME");
     if (home == nullptr) {
-      impl_->fail(key, "'" + text + "': HOME is not set");
+      fail("'" + text + "': HOME is not set");
       return text;
     }
     text.replace(0, 1, home);
@@ -400,19 +429,31 @@ std::string ConfigSection::path(std::string_view key, std::string_view fallback)
     }
     const auto close = text.find('}', i);
     if (close == std::string::npos) {
-      impl_->fail(key, "'" + text + "': '${' without '}'");
+      fail("'" + text + "': '${' without '}'");
       return text;
     }
     const std::string name = text.substr(i + 2, close - i - 2);
     const char* value = std::getenv(name.c_str());
     if (value == nullptr) {
-      impl_->fail(key, "'" + text + "': the variable " + name + " is not set");
+      fail("'" + text + "': the variable " + name + " is not set");
       return text;
     }
     out += value;
     i = close + 1;
   }
   return out;
+}
+
+std::string ConfigSection::path(std::string_view key, std::string_view fallback) {
+  return expand_path(text(key, fallback), [&](const std::string& message) { impl_->fail(key, message); });
+}
+
+std::vector<std::string> ConfigSection::paths(std::string_view key) {
+  std::vector<std::string> all = texts(key, {});
+  for (std::string& path : all) {
+    path = expand_path(std::move(path), [&](const std::string& message) { impl_->fail(key, message); });
+  }
+  return all;
 }
 
 std::int64_t ConfigSection::integer(std::string_view key, std::int64_t fallback, std::int64_t min, std::int64_t max) {
@@ -504,7 +545,10 @@ std::vector<std::string> ConfigSection::texts(std::string_view key, std::vector<
 
 void ConfigSection::error(std::string_view key, std::string_view message) { impl_->fail(key, message); }
 
+void ConfigSection::missing(std::string_view key, std::string_view message) { impl_->missing(key, message); }
+
 void ConfigSection::no_effect(std::string_view key, std::string_view why) {
+  impl_->state->idle.insert(join_path(impl_->path, key));
   if (has(key)) impl_->state->warnings.push_back(where(key) + " has no effect: " + std::string(why));
 }
 

@@ -28,11 +28,14 @@ class Config {
   Result<void> override_value(const std::string& assignment);
 
   ConfigSection root();
-  // The first error that any read met, else the first key that nothing read ("did you mean").
+  // The first error that any read met, else the first key that nothing read ("did you mean"), else what is missing.
   Result<void> finish() const;
   // Every key that a read asked for, as "data.batch_size" -> the fallback of that read as it would be written ("" for
   // none), whether the file has it or not: what a reference of the keys is compared with.
   std::map<std::string, std::string> known_keys() const;
+  // The same keys with the values that hold: the file's, else the fallback; those without one, or without an effect
+  // (no_effect()), are left out.
+  std::map<std::string, std::string> effective() const;
   // What no_effect() has recorded, in the order of the calls.
   const std::vector<std::string>& warnings() const;
 
@@ -62,6 +65,7 @@ class ConfigSection {
   std::string choice(std::string_view key, std::string_view fallback, const std::vector<std::string>& allowed);
   // Paths: ~ and ${VAR} are expanded; an unset variable is an error.
   std::string path(std::string_view key, std::string_view fallback);
+  std::vector<std::string> paths(std::string_view key);  // a list of them; none: empty
   std::int64_t integer(std::string_view key, std::int64_t fallback, std::int64_t min, std::int64_t max);
   double real(std::string_view key, double fallback, double min, double max);  // nan and inf are errors
   bool boolean(std::string_view key, bool fallback);
@@ -71,6 +75,8 @@ class ConfigSection {
 
   // Records an error at `key` of this section (file:line are put in front): for checks between values.
   void error(std::string_view key, std::string_view message);
+  // The same for a key that must be there and is not: a misspelt one, if there is any, explains more and is said first.
+  void missing(std::string_view key, std::string_view message);
   // If the key is given, records a warning: "file.yaml:12: model.dropout has no effect: <why>".
   void no_effect(std::string_view key, std::string_view why);
   std::string where(std::string_view key) const;  // "file.yaml:12: data.train"

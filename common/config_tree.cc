@@ -50,12 +50,17 @@ class Converter {
       }
       case YAML::NodeType::Map: {
         node->kind = Kind::mapping;
+        std::vector<std::pair<YAML::Node, int>> merged;
         for (const auto& entry : yaml) {
           const int line = entry.first.Mark().line + 1;
           if (!entry.first.IsScalar()) {
             return Error(Errc::malformed, place(file_, line) + ": " + path + ": a key must be a plain word");
           }
           const std::string key = entry.first.Scalar();
+          if (key == "<<" && entry.first.Tag() != "!") {
+            merged.emplace_back(entry.second, line);
+            continue;
+          }
           if (const Node* first = node->find(key)) {
             return Error(Errc::malformed, place(file_, line) + ": " + join_path(path, key) +
                                               ": the key is there twice (first in line " + std::to_string(first->line) +
@@ -66,6 +71,9 @@ class Converter {
           (*value)->line = line;
           node->members.emplace_back(key, std::move(*value));
         }
+        for (const auto& [source, line] : merged) {
+          if (auto error = merge(source, line, path, depth, *node)) return std::move(*error);
+        }
         break;
       }
     }
@@ -73,6 +81,27 @@ class Converter {
   }
 
  private:
+  // YAML 1.1's "<<: *name" or "<<: [*a, *b]", which yaml-cpp hands out as a key: members that `into` lacks come from
+  // the mapping; the first that has one gives it.
+  std::optional<Error> merge(const YAML::Node& source, int line, const std::string& path, int depth, Node& into) {
+    if (source.IsSequence() && source.size() > 0 && depth < kMaxDepth) {
+      for (const auto& one : source) {
+        if (auto error = merge(one, line, path, depth + 1, into)) return error;
+      }
+      return std::nullopt;
+    }
+    if (!source.IsMap()) {
+      return Error(Errc::malformed, place(file_, line) + ": " + join_path(path, "<<") +
+                                        ": merges a group of keys (<<: *name) or a list of them, nothing else");
+    }
+    auto group = convert(source, path, depth + 1);
+    if (!group) return std::move(group).error();
+    for (auto& member : (*group)->members) {
+      if (into.find(member.first) == nullptr) into.members.push_back(std::move(member));
+    }
+    return std::nullopt;
+  }
+
   const std::string& file_;
   std::size_t count_ = 0;
 };
@@ -133,7 +162,11 @@ Result<std::shared_ptr<Node>> parse_yaml(const std::string& text, const std::str
     return Converter(file).convert(document, "", 0);
   } catch (const YAML::Exception& e) {
     const int line = e.mark.is_null() ? 0 : e.mark.line + 1;
-    return Error(Errc::malformed, place(file, line) + ": not valid YAML: " + e.msg);
+    std::string hint;
+    if (e.msg.find("flow") != std::string::npos && text.find("${") != std::string::npos) {
+      hint = "; inside of { } and [ ] a value with ${...} must be quoted: \"${NAME}/file\"";
+    }
+    return Error(Errc::malformed, place(file, line) + ": not valid YAML: " + e.msg + hint);
   }
 }
 

@@ -5,7 +5,7 @@
 #include <charconv>
 #include <limits>
 
-#include "common/host_list.h"
+#include "common/slurm_list.h"
 #include "common/worker_env.h"
 
 namespace ddprun {

@@ -1,5 +1,6 @@
 #include "common/frame_io.h"
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/error.hpp>
@@ -19,6 +20,7 @@ using asio::ip::tcp;
 
 namespace {
 
+constexpr std::size_t kFirstStep = 16384;
 constexpr auto kAsTuple = asio::as_tuple(asio::use_awaitable);
 
 std::unique_ptr<Deadline> limit_of(tcp::socket& socket, std::chrono::milliseconds limit) {
@@ -80,6 +82,49 @@ asio::awaitable<Result<std::string>> read_frame(tcp::socket& socket, std::uint32
     co_return from_boost(body_error, "read");
   }
   co_return frame;
+}
+
+asio::awaitable<Result<std::string>> read_bytes(SecureStream& stream, std::size_t count,
+                                                std::chrono::milliseconds limit) {
+  std::string bytes(count, '\0');
+  auto got = co_await stream.read(bytes.data(), bytes.size(), limit);
+  if (!got) co_return std::move(got).error();
+  co_return bytes;
+}
+
+// `limit` is for the whole frame: a peer that sends a byte now and then does not get more time by that. The body is
+// taken in steps, so that memory grows only with bytes that came.
+asio::awaitable<Result<std::string>> read_frame(SecureStream& stream, std::uint32_t max_bytes,
+                                                std::chrono::milliseconds limit) {
+  const auto begin = std::chrono::steady_clock::now();
+  char head[4];
+  auto got = co_await stream.read(head, sizeof head, limit);
+  if (!got) co_return std::move(got).error();
+  WireReader reader(std::string_view(head, sizeof head));
+  const std::uint32_t length = reader.u32();
+  if (length == 0 || length > max_bytes) {
+    co_return Error(Errc::malformed, "a frame of " + std::to_string(length) + " bytes; 1 to " +
+                                         std::to_string(max_bytes) + " are allowed");
+  }
+  std::string frame;
+  while (frame.size() < length) {
+    const std::size_t before = frame.size();
+    frame.resize(std::min<std::size_t>(length, std::max<std::size_t>(kFirstStep, before * 2)));
+    std::chrono::milliseconds rest(0);
+    if (limit.count() != 0) {
+      const auto used = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+      rest = std::max(limit - used, std::chrono::milliseconds(1));
+    }
+    auto part = co_await stream.read(frame.data() + before, frame.size() - before, rest);
+    if (!part && part.error().code() == Errc::timed_out) co_return timed_out("read", limit);
+    if (!part) co_return std::move(part).error();
+  }
+  co_return frame;
+}
+
+asio::awaitable<Result<void>> write_bytes(SecureStream& stream, std::string bytes, std::chrono::milliseconds limit) {
+  auto written = co_await stream.write(std::move(bytes), limit);
+  co_return written;
 }
 
 asio::awaitable<Result<void>> write_bytes(tcp::socket& socket, std::string bytes, std::chrono::milliseconds limit) {

@@ -2,9 +2,9 @@
 
 #include <string.h>  // NOLINT: sigabbrev_np
 
-#include <array>
+#include "common/wire.h"
 
-// The opening, and words. Messages: rdzv_protocol_write.cc, rdzv_protocol_read.cc.
+// The opening, and words. Messages: rdzv_codec.cc.
 namespace ddprun::rdzv {
 
 // A full page fits into a frame: three names and what else an entry has.
@@ -57,11 +57,6 @@ Result<HelloReplyHead> decode_hello_reply_head(std::string_view bytes) {
 std::string version_mismatch(std::uint16_t server, std::uint16_t client) {
   return "the rendezvous speaks version " + std::to_string(server) + " of the agent protocol, the agent version " +
          std::to_string(client) + ": install the same ddprun on every node";
-}
-
-std::string_view to_string(MemberState state) {
-  constexpr std::array<std::string_view, 5> kNames = {"waiting", "running", "finished", "resumable", "stopping"};
-  return kNames.at(static_cast<std::size_t>(state));
 }
 
 std::string describe(const FailureRecord& failure) {

@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-// Signals by name, and the numbers that pure code needs (Linux's; <signal.h> is not for it. signal_names.cc asserts that
-// they are right).
+// Signals by name, and the numbers that pure code needs (Linux's; <signal.h> is not for it. signal_names.cc asserts
+// that they are right).
 namespace ddprun {
 
 inline constexpr int kSigInt = 2;

@@ -27,6 +27,7 @@ data_packages=(
 test_packages=(
   python3 python3-venv   # scripts that play the user, and the venv of the interop tests
   iproute2 nftables procps util-linux   # hosts in network namespaces
+  openssh-server openssh-client   # a remote shell for --hosts
   tmux                   # a terminal for the terminal tests
 )
 engine_packages=(

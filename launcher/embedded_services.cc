@@ -2,8 +2,9 @@
 
 #include <utility>
 
-#include "rendezvous/server.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/net/listeners.h"
+#include "rendezvous/server/server.h"
+#include "rendezvous/store/store_server.h"
 
 namespace ddprun::launcher {
 
@@ -28,7 +29,7 @@ class EmbeddedHost final : public RendezvousHost {
  public:
   EmbeddedHost(asio::io_context& io, Listener listener, rendezvous::ServerOptions options)
       : server_(io, std::move(listener), std::move(options)) {
-    server_.on_static_round([this] { server_.store().clear(); });
+    server_.on_static_round([this] { server_.clear_store(); });
   }
 
   std::uint16_t port() const override { return server_.port(); }

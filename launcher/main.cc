@@ -22,6 +22,8 @@
 #include "common/options.h"
 #include "common/standard_fds.h"
 #include "launcher/embedded_services.h"
+#include "launcher/hosts/host_plan.h"
+#include "launcher/hosts/hosts.h"
 #include "launcher/job/launch.h"
 #include "launcher/options/cpu_budget.h"
 #include "launcher/options/device.h"
@@ -179,6 +181,8 @@ int run(int argc, char** argv) {
     context.called_folder = absolute_folder(called.substr(0, slash));
   }
 
+  const HostsContext hosts{context.own_folder + "/ddprun", std::string(called), context.inherited};
+  if (is_node_call(argc, argv)) return serve_as_node(hosts);
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   const auto& table = option_table(flavour);
   const auto environment = process_environment();
@@ -193,6 +197,10 @@ int run(int argc, char** argv) {
   if (parsed->flag("help-markdown")) return show(table.markdown());
   if (parsed->given("print-completion")) {
     return show(completion_script(flavour, parsed->text("print-completion")));
+  }
+  if (has_host_list(*parsed)) {
+    log_init(context.program_name, parse_log_level(parsed->text("log-level")).value_or(LogLevel::info));
+    return run_on_hosts(table, *parsed, flavour, hosts);
   }
   const HostFacts host = host_facts();
   context.services = make_embedded_services();

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/as_tuple.hpp>
@@ -22,13 +23,14 @@
 #include "common/standard_fds.h"
 #include "common/tcp.h"
 #include "rendezvous/metrics_server.h"
+#include "rendezvous/net/listeners.h"
 #include "rendezvous/options.h"
 #include "rendezvous/sd_notify.h"
-#include "rendezvous/server.h"
-#include "rendezvous/state_file.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/server/server.h"
+#include "rendezvous/server/state_file.h"
+#include "rendezvous/watchdog.h"
 
-// ddprun-rendezvous: the standing daemon. Exit 0 on SIGTERM and SIGINT, after the agents were told.
+// ddprun-rendezvous: the standing daemon. Exit 0 on SIGTERM, SIGINT and SIGHUP, after the agents were told.
 namespace ddprun::rendezvous {
 namespace {
 
@@ -92,7 +94,7 @@ int run(int argc, char** argv) {
   if (!listener) return complain(code_of(listener.error()), listener.error().message());
   asio::io_context io(1);
   asio::signal_set signals(io);  // caught before anybody is told that we are there
-  for (const int number : {SIGTERM, SIGINT}) catch_unless_ignored(signals, number);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) catch_unless_ignored(signals, number);
   ServerOptions server_options;
   server_options.token = options->token;
   server_options.store.max_store_bytes = options->max_store_bytes;
@@ -125,6 +127,7 @@ int run(int argc, char** argv) {
   }
   log_info("serving port={} metrics_port={}", server.port(), metrics ? std::to_string(metrics->port()) : "none");
   sd_notify("READY=1");
+  const Watchdog watchdog(io, watchdog_limit(process_environment(), ::getpid()));
   std::exception_ptr failure;
   asio::co_spawn(io, serve_until_signalled(server, metrics, signals), [&](std::exception_ptr thrown) {
     failure = thrown;

@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "common/log.h"
-#include "rendezvous/status.h"
+#include "rendezvous/server/status.h"
 
 // The one file that includes Beast.
 namespace ddprun::rendezvous {
@@ -93,7 +93,7 @@ struct MetricsServer::Impl : std::enable_shared_from_this<MetricsServer::Impl> {
       response.set(http::field::content_type, openmetrics ? "application/openmetrics-text; version=1.0.0; charset=utf-8"
                                                           : "text/plain; version=0.0.4; charset=utf-8");
       body = to_metrics(openmetrics ? MetricsFormat::openmetrics : MetricsFormat::text, server->jobs(),
-                        server->counters(), server->store().stats());
+                        server->counters(), server->store_stats());
     } else if (target == "/healthz" || target == "/readyz") {
       body = "ok\n";
     } else {

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "common/tcp.h"
-#include "rendezvous/server.h"
+#include "rendezvous/server/server.h"
 
 namespace ddprun::rendezvous {
 

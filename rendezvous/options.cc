@@ -1,6 +1,7 @@
 #include "rendezvous/options.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <iterator>
@@ -45,7 +46,9 @@ OptionTable make_table() {
 Result<std::string> read_token(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return Error::from_errno(errno, "--token-file " + path);
-  if ((info.st_mode & 077) != 0) {
+  // A group that the file's owner chose may read it if that is not us: a Kubernetes Secret is root's, for our fsGroup.
+  const bool of_another = info.st_uid != ::geteuid() && (info.st_mode & 037) == 0;
+  if ((info.st_mode & 077) != 0 && !of_another) {
     return Error(Errc::invalid_argument, "--token-file " + path + ": others can read it; chmod 600 it");
   }
   std::ifstream file(path);

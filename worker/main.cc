@@ -16,6 +16,7 @@
 #include "common/options.h"
 #include "common/standard_fds.h"
 #include "common/worker_env.h"
+#include "worker/apply/commands.h"
 #include "worker/config/config.h"
 #include "worker/config/options.h"
 #include "worker/ranks/engine_world.h"
@@ -23,8 +24,10 @@
 #include "worker/ranks/own_store.h"
 #include "worker/ranks/run_error.h"
 #include "worker/ranks/stop_signal.h"
+#include "worker/run/preview.h"
 #include "worker/run/train_loop.h"
 #include "worker/tools/bench.h"
+#include "worker/tools/init.h"
 #include "worker/tools/plot.h"
 #include "worker/tools/subcommand.h"
 #include "worker/tools/tokenize.h"
@@ -43,7 +46,8 @@ int printed(int code) { return exit_code_after_output("trainer", code); }
 constexpr struct {
   const char* name;
   int (*run)(std::span<const std::string> arguments);
-} kCommands[] = {{"bench", comm::bench_main}, {"plot", plot}, {"tokenize", tokenize}};
+} kCommands[] = {{"init", init_main},         {"data", data_main},    {"eval", eval_main}, {"predict", predict_main},
+                 {"generate", generate_main}, {"tokenize", tokenize}, {"plot", plot},      {"bench", comm::bench_main}};
 
 int run_command(const std::string& name, std::span<const std::string> arguments) {
   std::vector<std::string> names;
@@ -111,8 +115,9 @@ int run(const std::vector<std::string>& arguments) {
   }
   if (options->flag("check")) {
     const std::string& path = options->given("cfg") ? options->text("cfg") : options->text("config");
-    for (const std::string& warning : config->warnings) log_warning("{}", warning);
     std::printf("%s: good\n", path.c_str());
+    for (const std::string& line : preview(*config, static_cast<int>(env->world_size)))
+      std::printf("%s\n", line.c_str());
     return printed(exit_code::kOk);
   }
   return train(*config, *env, **stop);

@@ -163,7 +163,7 @@ class Agent::Impl : public WorkerGroupListener, public std::enable_shared_from_t
   void act(const EndHelpers& end) { group_->end_helpers(end.signal); }
   void act(const TellDone& tell) { client_->done(tell.result); }
   void act(const TellFailure& tell);
-  void act(const TellLeave& tell) { client_->leave(rdzv::LeaveWhy::signalled, tell.reason); }
+  void act(const TellLeave& tell) { client_->leave(tell.reason); }
   void act(const Say& say) { log_write(level_of(say.tone), say.text); }
   void act(const End& end);
 
@@ -211,7 +211,7 @@ void Agent::Impl::start_client() {
   client.endpoint = hosting_.client_endpoint();
   if (!hosting_.hosting()) client.ports = options_.endpoint_ports;
   client.waiting_hint = hosting_.waiting_hint();
-  client.read_timeout = options_.times.read_timeout;
+  client.read_timeout = options_.read_timeout;
   rdzv::NodeInfo& node = client.node;
   node.run_id = options_.run_id;
   node.node_id = NodeId(random_id());
@@ -219,22 +219,10 @@ void Agent::Impl::start_client() {
   node.address = hosting_.own_address();
   node.role = options_.role;
   node.topology_key = options_.topology_key;
-  node.nnodes_min = options_.nnodes_min;
-  node.nnodes_max = options_.nnodes_max;
   node.nproc = options_.nproc;
   node.node_rank = options_.node_rank;
-  if (options_.backend == RendezvousBackend::static_ranks) {
-    node.backend = rdzv::Backend::static_ranks;
-    node.node_rank = options_.node_rank.value_or(0);
-  }
-  node.max_restarts = options_.max_restarts;
-  node.join_timeout = options_.times.join_timeout;
-  node.last_call_timeout = options_.times.last_call_timeout;
-  node.close_timeout = options_.times.close_timeout;
-  node.keep_alive_interval = options_.times.keep_alive_interval;
-  node.keep_alive_attempts = options_.times.keep_alive_max_attempt;
-  node.crash_loop_limit = options_.crash_loop_limit;
-  node.crash_loop_window = options_.crash_loop_window;
+  if (options_.job.backend == RdzvBackend::static_ranks) node.node_rank = options_.node_rank.value_or(0);
+  node.job = options_.job;
   ClientEvents events;
   events.on_message = [this](rdzv::ServerMessage message) { on_message(std::move(message)); };
   events.on_link = [this] {
@@ -450,7 +438,7 @@ RoundContext Agent::Impl::context_of(const rdzv::Assignment& a) const {
   context.role_world_size = a.role_world_size;
   context.master = a.master;
   context.restart_count = a.restart_count;
-  context.max_restarts = options_.max_restarts;
+  context.max_restarts = options_.job.max_restarts;
   context.run_id = options_.run_id;
   return context;
 }

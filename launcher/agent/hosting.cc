@@ -99,7 +99,7 @@ asio::awaitable<void> Hosting::try_to_host(std::function<bool()> still_wanted) {
 }
 
 asio::awaitable<Result<Lookup::Addresses>> Hosting::look_up(std::string host) {
-  const auto limit = std::min(options_.times.join_timeout, kLookup);
+  const auto limit = std::min(options_.job.join_timeout, kLookup);
   auto found = co_await lookup_.ask(std::move(host), limit);
   if (!found) log_debug("{}", found.error().message());
   co_return found;
@@ -184,7 +184,7 @@ Result<std::uint16_t> Hosting::bind_store() {
   listen.first_port = options_.first_port;
   listen.last_port = options_.last_port;
   auto bound = tcp_listen(listen);
-  if (!bound && options_.master_port && options_.nnodes_max > 1) {
+  if (!bound && options_.master_port && options_.job.nnodes_max > 1) {
     log_warning("--master-port={} cannot be used here ({}): another port is chosen", *options_.master_port,
                 bound.error().message());
     listen.port = 0;
@@ -237,7 +237,7 @@ Endpoint Hosting::master(const rdzv::Assignment& assignment, const std::string& 
 
 asio::awaitable<void> Hosting::drain() {
   if (!host_) co_return;
-  co_await host_->drain(options_.run_id, std::min(options_.times.close_timeout, kDrain));
+  co_await host_->drain(options_.run_id, std::min(options_.job.close_timeout, kDrain));
 }
 
 void Hosting::close() {

@@ -68,8 +68,8 @@ class Hosting {
   void close();  // lets go of all listeners and connections
 
  private:
-  bool is_static() const { return options_.backend == RendezvousBackend::static_ranks; }
-  bool one_node() const { return options_.nnodes_max == 1; }
+  bool is_static() const { return options_.job.backend == RdzvBackend::static_ranks; }
+  bool one_node() const { return options_.job.nnodes_max == 1; }
   // `address` "": any.
   Result<void> host_on(const std::string& address);
   Result<void> must_host(const std::string& why);

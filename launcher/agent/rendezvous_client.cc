@@ -151,7 +151,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     auto sent = co_await write_bytes(socket, std::move(bytes), options.read_timeout);
     if (!sent) co_return std::move(sent).error();
     // While a lease runs, a silent server must not hold us longer than that.
-    milliseconds limit = was_useful ? std::min(options.read_timeout, options.node.lease()) : options.read_timeout;
+    milliseconds limit = was_useful ? std::min(options.read_timeout, options.node.job.lease()) : options.read_timeout;
     if (options.ports > 1) limit = std::min(limit, kStrangerLimit);
     problem = "connected, but no rendezvous answers there";
     auto fixed = co_await read_bytes(socket, rdzv::kHelloReplyFixedBytes, limit);
@@ -351,7 +351,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   // --- lease
 
   void beat() {
-    beat_timer.expires_after(options.node.keep_alive_interval);
+    beat_timer.expires_after(options.node.job.keep_alive_interval);
     beat_timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
       const auto self = weak.lock();
       if (error || !self || !self->online) return;
@@ -368,7 +368,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     send(heartbeat);
   }
 
-  TimePoint lease_end() const { return lease_from + options.node.lease(); }
+  TimePoint lease_end() const { return lease_from + options.node.job.lease(); }
 
   void renew_lease(TimePoint proven) {
     if (proven <= lease_from) return;
@@ -379,7 +379,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
 
   // Looks when the lease is over, not when the next beat is due: what the rendezvous waits for is counted from then.
   void watch_lease() {
-    lease_timer.expires_at(lease_expired ? SteadyClock::now() + options.node.lease() : lease_end());
+    lease_timer.expires_at(lease_expired ? SteadyClock::now() + options.node.job.lease() : lease_end());
     lease_timer.async_wait([weak = std::weak_ptr<Impl>(shared_from_this())](const boost::system::error_code& error) {
       const auto self = weak.lock();
       if (error || !self || self->closing) return;
@@ -394,7 +394,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     if (online) {
       // The connection is of no use any more; a new one finds out sooner whether the way is open again.
       log_warning("the rendezvous at {} is silent for {} ms", options.endpoint.to_string(),
-                  options.node.lease().count());
+                  options.node.job.lease().count());
       told_broken = true;
       // No FIN yet: see the header. The socket itself is kept, since a copy of it may not be had (no descriptors).
       abandoned.emplace(std::move(socket));
@@ -514,10 +514,9 @@ void RendezvousClient::failed(rdzv::Failure failure) {
   if (impl_->online) impl_->send_failure();
 }
 
-void RendezvousClient::leave(rdzv::LeaveWhy why, std::string reason) {
+void RendezvousClient::leave(std::string reason) {
   rdzv::Leave leave;
   leave.round = impl_->slice.round;
-  leave.why = why;
   leave.reason = std::move(reason);
   impl_->send(leave);
   impl_->farewell = std::move(leave);

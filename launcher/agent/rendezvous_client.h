@@ -67,7 +67,7 @@ class RendezvousClient {
   void done(rdzv::DoneResult result);
   void failed(rdzv::Failure failure);  // `at`: now; the age is brought up to date when it is sent again
   // A member stays connected while it stops its workers: the next round waits for that. Said again on a new connection.
-  void leave(rdzv::LeaveWhy why, std::string reason);
+  void leave(std::string reason);
   void send_flight(rdzv::FlightReply reply);
 
   // Sends what is queued (at most `limit`), closes, ends all coroutines. After that the object is idle for good.

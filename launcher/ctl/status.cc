@@ -71,10 +71,9 @@ std::string roster_text(const rdzv::Roster& page, bool first) {
   if (first) out += fmt::format(kLine, "NODE", "RANKS", "HOST", "ADDRESS", "NPROC", "STATE", "ID");
   for (const rdzv::RosterEntry& e : page.entries) {
     const bool ranked = e.group_rank >= 0;
-    out +=
-        fmt::format(kLine, ranked ? std::to_string(e.group_rank) : "-",
-                    ranked ? fmt::format("{}..{}", e.first_rank, e.first_rank + e.nproc - 1) : "-", printable(e.host),
-                    printable(e.address), e.nproc, rdzv::to_string(e.state), printable(e.node_id));
+    out += fmt::format(kLine, ranked ? std::to_string(e.group_rank) : "-",
+                       ranked ? fmt::format("{}..{}", e.first_rank, e.first_rank + e.nproc - 1) : "-",
+                       printable(e.host), printable(e.address), e.nproc, to_word(e.state), printable(e.node_id));
   }
   return out;
 }

@@ -51,12 +51,10 @@ AgentOptions agent_options(const LaunchOptions& options, const LaunchContext& co
   out.endpoint_ports = context.endpoint_ports;
   out.serve_own_run_only = context.serve_own_run_only;
   out.run_id = options.run_id;
-  out.backend = options.backend == RdzvBackend::static_ ? RendezvousBackend::static_ranks : RendezvousBackend::c10d;
+  out.job = options.job;
   out.standalone = options.local_job && options.endpoint.port == 0;
   out.endpoint = options.endpoint;
   out.is_host = options.conf.is_host;
-  out.nnodes_min = options.nnodes_min;
-  out.nnodes_max = options.nnodes_max;
   out.nproc = options.nproc;
   out.role = options.role;
   out.node_rank = options.node_rank;
@@ -64,20 +62,13 @@ AgentOptions agent_options(const LaunchOptions& options, const LaunchContext& co
   out.master_port = options.master_port;
   out.first_port = options.first_port;
   out.last_port = options.last_port;
-  out.max_restarts = options.max_restarts;
   out.serve_worker_store = !options.workers_bind_master_port;
-  out.times.join_timeout = options.conf.join_timeout;
-  out.times.last_call_timeout = options.conf.last_call_timeout;
-  out.times.close_timeout = options.conf.close_timeout;
-  out.times.read_timeout = options.conf.read_timeout;
-  out.times.keep_alive_interval = options.conf.keep_alive_interval;
-  out.times.keep_alive_max_attempt = static_cast<int>(options.conf.keep_alive_max_attempt);
+  out.read_timeout = options.conf.read_timeout;
   out.on_silence = options.conf.keep_on_silence ? OnSilence::keep : OnSilence::stop;
   out.shutdown_timeout = options.shutdown_timeout;
   out.restart_backoff = options.restart_backoff;
   out.signal_groups = options.signal_group;
   out.wait_for_helpers = options.leftovers == Leftovers::wait;
-  out.crash_loop_limit = static_cast<int>(options.crash_loop_limit);
   out.topology_key = options.topology_key;
   return out;
 }
@@ -117,13 +108,13 @@ class Launch {
 
   int run() {
     // Somebody looks on: a job on this node that goes well needs no words. Where we wait for others they are needed.
-    const bool alone = options_.local_job && options_.nnodes_max == 1;
+    const bool alone = options_.local_job && options_.job.nnodes_max == 1;
     quiet_ = !options_.log_level_given && alone && ::isatty(STDERR_FILENO) == 1;
     if (quiet_) log_set_level(LogLevel::warning);
     for (const auto& warning : options_.warnings) log_warning("{}", warning);
     for (const auto& note : options_.notes) log_info("{}", note);
     if (const std::string path = options_.logs.report_file; !path.empty()) {
-      auto file = ReportFile::open(path, report_.host, options_.nnodes_max > 1);
+      auto file = ReportFile::open(path, report_.host, options_.job.nnodes_max > 1);
       if (!file) return fail(exit_code::kUsage, "--report: " + file.error().message());
       report_file_ = *std::move(file);
     }
@@ -165,7 +156,7 @@ class Launch {
       }
     }
     auto logs = LogTree::open(options_.logs.log_dir, options_.run_id.value, guard_,
-                              options_.nnodes_max > 1 ? report_.host : "");
+                              options_.job.nnodes_max > 1 ? report_.host : "");
     if (!logs) return fail(exit_code::kUsage, logs.error().message());
     logs_ = *logs;
     return supervise();
@@ -245,7 +236,7 @@ class Launch {
     events.rendezvous = options_.events == LaunchOptions::Events::dynamic_rendezvous;
     events.run_id = options_.run_id.value;
     events.role = options_.role;
-    events.backend = options_.backend == RdzvBackend::static_ ? "static" : "c10d";
+    events.backend = to_word(options_.job.backend);
     events.entrypoint = report_.entrypoint;
     std::array<char, 256> name{};
     if (::gethostname(name.data(), name.size() - 1) == 0) events.host_name = name.data();
@@ -351,7 +342,7 @@ class Launch {
       switch (policy.on(number, SteadyClock::now())) {
         case SignalPolicy::Action::stop:
           log_warning("{}: {}; workers that run get it and have {} s{}", name,
-                      options_.nnodes_max > 1 ? "this node leaves the job" : "the job ends",
+                      options_.job.nnodes_max > 1 ? "this node leaves the job" : "the job ends",
                       options_.shutdown_timeout.count() / 1000.0,
                       SignalPolicy::is_impatient(number) ? " (once more: they are killed at once)" : "");
           agent.stop(number);
@@ -401,7 +392,11 @@ class Launch {
       report_.exit_code = exit_code::kFailure;
     }
     const std::string text = report_.success ? earlier_attempts(report_) : to_text(report_);
-    if (!text.empty()) say(text);
+    // Started for a list of hosts (launcher/hosts): the last word of all is said on the starting host, which needs
+    // ours for it; the whole story is told by the host that it happened on.
+    const bool handed_over = hand_over_report(to_json(report_));
+    const bool ours = report_.root_cause && report_.root_cause->host == report_.host;
+    if (!text.empty() && (!handed_over || ours)) say(text);
     if (quiet_ && report_.success && !report_.log_folder.empty()) {
       say("ddprun: logs are in " + printable(report_.log_folder));
     }

@@ -35,4 +35,8 @@ class ReportFile {
 // The launcher's own TORCHELASTIC_ERROR_FILE.
 Result<void> write_file(const std::string& path, const std::string& text);
 
+// To whoever started us for a node of a host list (launcher/hosts): into the file in memory whose descriptor
+// DDPRUN_HOST_REPORT_FD names. False where there is none.
+bool hand_over_report(const std::string& json);
+
 }  // namespace ddprun::launcher

@@ -109,13 +109,13 @@ milliseconds NodeLife::drain_limit() const {
 TimePoint NodeLife::silent_until(TimePoint from, milliseconds limit) const {
   from = std::max(from, resumed_at_);  // while we did not run it could not have been of use
   if (link_.useless_since) return std::max(from, *link_.useless_since) + limit;
-  const milliseconds lease = options_.times.keep_alive_interval * options_.times.keep_alive_max_attempt;
+  const milliseconds lease = options_.job.lease();
   return std::max(from, link_.useful) + limit + lease + kBeatMargin;
 }
 
 std::optional<TimePoint> NodeLife::deadline_of(const Joining& joining) const {
-  TimePoint due = silent_until(joining.since, options_.times.join_timeout);
-  if (!joining.refused.empty()) due = std::min(due, joining.since + options_.times.join_timeout);
+  TimePoint due = silent_until(joining.since, options_.job.join_timeout);
+  if (!joining.refused.empty()) due = std::min(due, joining.since + options_.job.join_timeout);
   if (joining.again_at) due = std::min(due, *joining.again_at);
   return due;
 }
@@ -126,14 +126,13 @@ std::optional<TimePoint> NodeLife::deadline_of(const Running& running) const {
   if (running.follow_by) also(*running.follow_by);
   if (running.say_early_at) also(*running.say_early_at);
   // A standing daemon may come back when it likes; the place of a launcher that is lost is taken by nobody.
-  if (link_.embedded && link_.useless_since)
-    also(silent_until(*running.attempt.started_at, options_.times.join_timeout));
+  if (link_.embedded && link_.useless_since) also(silent_until(*running.attempt.started_at, options_.job.join_timeout));
   return due;
 }
 
 std::optional<TimePoint> NodeLife::deadline_of(const Waiting& waiting) const {
   return silent_until(waiting.attempt.told_at,
-                      waiting.attempt.done ? options_.times.close_timeout : options_.times.join_timeout);
+                      waiting.attempt.done ? options_.job.close_timeout : options_.job.join_timeout);
 }
 
 // This process did not run: all that it was to wait for is later by as much.
@@ -171,7 +170,7 @@ void NodeLife::end(JobOutcome outcome) {
 JobOutcome NodeLife::unreachable() const {
   return outcome_of(JobOutcome::Kind::unavailable, exit_code::kUnavailable,
                     fmt::format("rendezvous timed out after {} s: nobody serves {}: {} (--rdzv-conf join_timeout)",
-                                options_.times.join_timeout.count() / 1000.0, options_.endpoint.to_string(),
+                                options_.job.join_timeout.count() / 1000.0, options_.endpoint.to_string(),
                                 link_.problem.empty() ? "it is silent" : link_.problem));
 }
 

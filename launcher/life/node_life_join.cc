@@ -26,8 +26,8 @@ milliseconds backoff_before(std::int64_t restart_count, milliseconds step) {
 
 // What no rendezvous of ours sends; "" = nothing.
 std::string what_is_wrong(const rdzv::Assignment& a, const NodeOptions& options) {
-  if (a.restart_count > options.max_restarts) {
-    return fmt::format("it counts restart {} where {} are allowed", a.restart_count, options.max_restarts);
+  if (a.restart_count > options.job.max_restarts) {
+    return fmt::format("it counts restart {} where {} are allowed", a.restart_count, options.job.max_restarts);
   }
   if (a.first_rank.value + options.nproc > a.world_size) {
     return fmt::format("it gives ranks {}..{} in a world of {}", a.first_rank.value,
@@ -117,7 +117,7 @@ void NodeLife::accept(const Joining& joining, const rdzv::Assignment& a, TimePoi
 }
 
 void NodeLife::tick_joining(Joining& joining, TimePoint now) {
-  if (joining.again_at && now >= *joining.again_at && now < joining.since + options_.times.join_timeout) {
+  if (joining.again_at && now >= *joining.again_at && now < joining.since + options_.job.join_timeout) {
     joining.again_at.reset();
     joining.refused.clear();  // what counts is the next answer
     emit(BindAndJoin{last_round_, true});

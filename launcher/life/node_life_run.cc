@@ -134,7 +134,7 @@ void NodeLife::tell_failure(const Attempt& attempt) {
   TellFailure tell;
   tell.record = attempt.failure->record;
   tell.permanent = attempt.failure->permanent;
-  tell.quick = attempt.started_at && attempt.failure->at - *attempt.started_at <= options_.crash_loop_window;
+  tell.quick = attempt.started_at && attempt.failure->at - *attempt.started_at <= options_.job.crash_loop_window;
   tell.at = attempt.failure->at;
   emit(std::move(tell));
 }

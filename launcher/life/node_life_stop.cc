@@ -282,7 +282,7 @@ void NodeLife::tick_waiting(Waiting& waiting, TimePoint now) {
   if (attempt.done) {
     say(Say::Tone::warning,
         fmt::format("the rendezvous has been gone for {} s; the workers of this node are done, so it ends",
-                    options_.times.close_timeout.count() / 1000.0));
+                    options_.job.close_timeout.count() / 1000.0));
     Verdict verdict = ended_well(*attempt.done, "on this node");
     conclude(std::move(attempt), std::move(verdict), now);
     return;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "common/host_list.h"
+#include "common/slurm_list.h"
 
 namespace ddprun::launcher {
 namespace {

@@ -1,52 +1,65 @@
 #include "launcher/options/numa.h"
 
 #include <fmt/format.h>
-#include <hwloc.h>
 
 #include <algorithm>
 #include <fstream>
-#include <memory>
-#include <string_view>
+#include <utility>
+
+#include "launcher/options/hwloc_api.h"
 
 namespace ddprun::launcher {
 namespace {
 
-struct FreeTopology {
-  void operator()(hwloc_topology* topology) const { hwloc_topology_destroy(topology); }
+class Topology {
+ public:
+  explicit Topology(const HwlocApi& hwloc) : hwloc_(hwloc) {
+    if (hwloc_.topology_init(&topology_) != 0) topology_ = nullptr;
+  }
+  Topology(const Topology&) = delete;
+  Topology& operator=(const Topology&) = delete;
+  ~Topology() {
+    if (topology_ != nullptr) hwloc_.topology_destroy(topology_);
+  }
+  hwloc_topology_t get() const { return topology_; }
+
+ private:
+  const HwlocApi& hwloc_;
+  hwloc_topology_t topology_ = nullptr;
 };
-using Topology = std::unique_ptr<hwloc_topology, FreeTopology>;
 
 // A set of CPUs with the few operations that we need.
 class CpuSet {
  public:
-  CpuSet() : bits_(hwloc_bitmap_alloc()) {}
-  explicit CpuSet(hwloc_const_bitmap_t bits) : bits_(hwloc_bitmap_dup(bits)) {}
-  CpuSet(const CpuSet& other) : CpuSet(other.bits_) {}
-  CpuSet(CpuSet&& other) noexcept : bits_(std::exchange(other.bits_, nullptr)) {}
+  explicit CpuSet(const HwlocBitmaps& hwloc) : hwloc_(&hwloc), bits_(hwloc.alloc()) {}
+  CpuSet(const HwlocBitmaps& hwloc, hwloc_const_bitmap_t bits) : hwloc_(&hwloc), bits_(hwloc.dup(bits)) {}
+  CpuSet(const CpuSet& other) : CpuSet(*other.hwloc_, other.bits_) {}
+  CpuSet(CpuSet&& other) noexcept : hwloc_(other.hwloc_), bits_(std::exchange(other.bits_, nullptr)) {}
   CpuSet& operator=(CpuSet other) {
     std::swap(bits_, other.bits_);
     return *this;
   }
-  ~CpuSet() { hwloc_bitmap_free(bits_); }
+  ~CpuSet() { hwloc_->free(bits_); }
 
   hwloc_bitmap_t get() const { return bits_; }
-  bool empty() const { return hwloc_bitmap_iszero(bits_) != 0; }
-  void add(hwloc_const_bitmap_t other) { hwloc_bitmap_or(bits_, bits_, other); }
-  void keep(hwloc_const_bitmap_t other) { hwloc_bitmap_and(bits_, bits_, other); }
+  bool empty() const { return hwloc_->iszero(bits_) != 0; }
+  void add(hwloc_const_bitmap_t other) { hwloc_->or_(bits_, bits_, other); }
+  void keep(hwloc_const_bitmap_t other) { hwloc_->and_(bits_, bits_, other); }
   std::vector<int> list() const {
     std::vector<int> out;
-    for (int cpu = hwloc_bitmap_first(bits_); cpu >= 0; cpu = hwloc_bitmap_next(bits_, cpu)) out.push_back(cpu);
+    for (int cpu = hwloc_->first(bits_); cpu >= 0; cpu = hwloc_->next(bits_, cpu)) out.push_back(cpu);
     return out;
   }
 
  private:
+  const HwlocBitmaps* hwloc_;
   hwloc_bitmap_t bits_;
 };
 
 class Binder {
  public:
-  Binder(hwloc_topology_t topology, const NumaRequest& request, CpuSet allowed)
-      : topology_(topology), request_(request), allowed_(std::move(allowed)) {}
+  Binder(const HwlocApi& hwloc, hwloc_topology_t topology, const NumaRequest& request, CpuSet allowed)
+      : hwloc_(hwloc), topology_(topology), request_(request), allowed_(std::move(allowed)) {}
 
   Result<std::vector<std::vector<int>>> bind() {
     collect_nodes();
@@ -87,11 +100,19 @@ class Binder {
     CpuSet cpus;
   };
 
+  // All objects of a type, in logical order. NUMA nodes and caches of one level have one depth.
+  std::vector<hwloc_obj_t> objects(hwloc_obj_type_t type) const {
+    std::vector<hwloc_obj_t> out;
+    const int depth = hwloc_.get_type_depth(topology_, type);
+    if (depth == HWLOC_TYPE_DEPTH_UNKNOWN || depth == HWLOC_TYPE_DEPTH_MULTIPLE) return out;
+    const unsigned count = hwloc_.get_nbobjs_by_depth(topology_, depth);
+    for (unsigned i = 0; i < count; ++i) out.push_back(hwloc_.get_obj_by_depth(topology_, depth, i));
+    return out;
+  }
+
   void collect_nodes() {
-    const int count = hwloc_get_nbobjs_by_type(topology_, HWLOC_OBJ_NUMANODE);
-    for (int i = 0; i < count; ++i) {
-      const hwloc_obj_t object = hwloc_get_obj_by_type(topology_, HWLOC_OBJ_NUMANODE, static_cast<unsigned>(i));
-      CpuSet cpus(object->cpuset);
+    for (const hwloc_obj_t object : objects(HWLOC_OBJ_NUMANODE)) {
+      CpuSet cpus(hwloc_.bitmap, object->cpuset);
       cpus.keep(allowed_.get());
       if (!cpus.empty()) nodes_.push_back(Node{static_cast<int>(object->os_index), std::move(cpus)});
     }
@@ -114,10 +135,8 @@ class Binder {
 
   CpuSet package_around(const Node& node) const {
     CpuSet out = node.cpus;
-    const int count = hwloc_get_nbobjs_by_type(topology_, HWLOC_OBJ_PACKAGE);
-    for (int i = 0; i < count; ++i) {
-      const hwloc_obj_t package = hwloc_get_obj_by_type(topology_, HWLOC_OBJ_PACKAGE, static_cast<unsigned>(i));
-      if (hwloc_bitmap_intersects(package->cpuset, node.cpus.get()) != 0) out.add(package->cpuset);
+    for (const hwloc_obj_t package : objects(HWLOC_OBJ_PACKAGE)) {
+      if (hwloc_.bitmap.intersects(package->cpuset, node.cpus.get()) != 0) out.add(package->cpuset);
     }
     return out;
   }
@@ -125,9 +144,8 @@ class Binder {
   // Objects of `type` that have a CPU of this node, in logical order.
   std::vector<CpuSet> inside(const Node& node, hwloc_obj_type_t type) const {
     std::vector<CpuSet> out;
-    const int count = hwloc_get_nbobjs_by_type(topology_, type);
-    for (int i = 0; i < count; ++i) {
-      CpuSet cpus(hwloc_get_obj_by_type(topology_, type, static_cast<unsigned>(i))->cpuset);
+    for (const hwloc_obj_t object : objects(type)) {
+      CpuSet cpus(hwloc_.bitmap, object->cpuset);
       cpus.keep(node.cpus.get());
       if (!cpus.empty()) out.push_back(std::move(cpus));
     }
@@ -139,7 +157,7 @@ class Binder {
     const auto cores = inside(node, HWLOC_OBJ_CORE);
     const auto total = static_cast<std::int64_t>(cores.size());
     if (total == 0) return node.cpus;
-    CpuSet out;
+    CpuSet out(hwloc_.bitmap);
     const std::int64_t first = k * total / count;
     const std::int64_t last = std::max(first + 1, (k + 1) * total / count);
     for (std::int64_t i = first; i < last; ++i) out.add(cores[static_cast<std::size_t>(i)].get());
@@ -153,6 +171,7 @@ class Binder {
     return caches[static_cast<std::size_t>(count <= total ? k * total / count : k % total)];
   }
 
+  const HwlocApi& hwloc_;
   hwloc_topology_t topology_;
   const NumaRequest& request_;
   CpuSet allowed_;
@@ -162,18 +181,23 @@ class Binder {
 }  // namespace
 
 Result<std::vector<std::vector<int>>> numa_binding(const NumaRequest& request) {
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) return Error(Errc::system, "--numa-binding: hwloc cannot start");
-  const Topology topology(raw);
-  if (hwloc_topology_load(raw) != 0) return Error(Errc::system, "--numa-binding: hwloc cannot read the topology");
-  CpuSet allowed;
-  if (request.allowed_cpus) {
-    for (const int cpu : *request.allowed_cpus) hwloc_bitmap_set(allowed.get(), static_cast<unsigned>(cpu));
-  } else if (hwloc_topology_is_thissystem(raw) == 0 ||
-             hwloc_get_cpubind(raw, allowed.get(), HWLOC_CPUBIND_PROCESS) != 0) {
-    allowed = CpuSet(hwloc_topology_get_allowed_cpuset(raw));  // a synthetic topology: all of it
+  const auto loaded = load_hwloc();
+  if (!loaded) return loaded.error();
+  const HwlocApi& hwloc = **loaded;
+  const Topology topology(hwloc);
+  if (topology.get() == nullptr) return Error(Errc::system, "--numa-binding: hwloc cannot start");
+  if (hwloc.topology_load(topology.get()) != 0) {
+    return Error(Errc::system, "--numa-binding: hwloc cannot read the topology");
   }
-  return Binder(raw, request, std::move(allowed)).bind();
+  CpuSet allowed(hwloc.bitmap);
+  if (request.allowed_cpus) {
+    for (const int cpu : *request.allowed_cpus) hwloc.bitmap.set(allowed.get(), static_cast<unsigned>(cpu));
+  } else if (hwloc.topology_is_thissystem(topology.get()) == 0 ||
+             hwloc.get_cpubind(topology.get(), allowed.get(), HWLOC_CPUBIND_PROCESS) != 0) {
+    // A synthetic topology: all of it.
+    allowed = CpuSet(hwloc.bitmap, hwloc.topology_get_allowed_cpuset(topology.get()));
+  }
+  return Binder(hwloc, topology.get(), request, std::move(allowed)).bind();
 }
 
 std::optional<int> numa_node_of(const std::string& pci_bus_id, const std::string& sys_root) {

@@ -208,6 +208,28 @@ std::vector<OptionSpec> own_options() {
            "CUDA_LAUNCH_BLOCKING=1 for the workers: errors show at the call that made them"),
       choice("preflight", {"on", "off"}, "on", "DDPRUN_PREFLIGHT", "new: checks before the first worker",
              "check GPU count, log directory, limits, names and ports before the start"),
+      short_name(
+          text("hosts", "HOST[:N],...|auto", "", "DDPRUN_HOSTS", "new: a job over several hosts without srun or mpirun",
+               "start the job on these hosts, N workers on each (else --nproc-per-node), by a remote shell; the "
+               "first one serves the rendezvous; auto: the list of PBS, LSF or Grid Engine"),
+          'H'),
+      text("hostfile", "FILE", "", "DDPRUN_HOSTFILE", "new: as mpirun's and DeepSpeed's",
+           "the list of hosts, a line each: NAME, NAME:N or NAME slots=N"),
+      text("include", "HOST[:SLOT,...],...", "", "DDPRUN_INCLUDE", "new: as DeepSpeed's",
+           "only these of the list; with slot numbers only these GPUs of a host; @ separates too"),
+      text("exclude", "HOST[:SLOT,...],...", "", "DDPRUN_EXCLUDE", "new: as DeepSpeed's",
+           "all of the list but these hosts, or but these GPUs of a host"),
+      text("rsh", "COMMAND",
+           "ssh -T -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=10 -o ServerAliveCountMax=3",
+           "DDPRUN_RSH", "new: the remote shell", "remote shell for --hosts: gets the host and one more argument"),
+      short_name(repeatable(text("pass-env", "NAME,...", "", "DDPRUN_PASS_ENV", "new: as mpirun's -x",
+                                 "variables that every host of --hosts gets as they are here, NAME or BEGIN*, beside "
+                                 "PATH, LD_LIBRARY_PATH and those of Python, torch, NCCL, OpenMP and ddprun")),
+                 'x'),
+      text("host-start-timeout", "SECONDS", "60", "DDPRUN_HOST_START_TIMEOUT", "new: for --hosts",
+           "patience with a remote shell until a ddprun answers behind it"),
+      text("host-silence", "SECONDS", "30", "DDPRUN_HOST_SILENCE", "new: for --hosts",
+           "a host of which nothing is heard for so long is lost, and a host that hears nothing ends its part"),
       flag("help-markdown", "", "new: for the README", "print this list as a markdown table"),
   };
 }
@@ -253,12 +275,13 @@ std::string foreign_option_hint(const std::string& word) {
   if (is({"machine-rank", "node-id", "noderank"})) return "write --node-rank=N";
   if (is({"main-process-port", "port"})) return "write --master-port=PORT";
   if (is({"main-process-ip", "addr"})) return "write --master-addr=HOST";
-  if (is({"H", "host", "hosts", "hostfile", "include", "exclude"})) {
-    return "start ddprun once on each node, with srun or mpirun -N 1 for instance";
+  if (is({"host", "hostlist", "machinefile", "nodefile", "f"})) {
+    return "write --hosts=a:2,b:2 or --hostfile=FILE; under srun or mpirun -N 1 no list is needed";
   }
+  if (is({"launcher", "launcher-args", "ssh-port", "plm-rsh-agent"})) return "write --rsh='ssh -p 22' with --hosts";
   if (is({"use-env", "local-rank-style"}))
     return "that is an option of ddprun-launch; ddprun never passes --local-rank";
-  if (is({"x", "genv"})) return "write --env=NAME=VALUE";
+  if (is({"genv"})) return "write --env=NAME=VALUE";
   return "";
 }
 

@@ -53,8 +53,8 @@ Result<void> read_nnodes(const ParsedOptions& parsed, LaunchOptions& out) {
   auto max = parse_integer(fields.back(), 1, rdzv::kMaxCount);
   if (!max) return bad(source, max.error().message());
   if (*min > *max) return bad(source, fmt::format("the minimum {} is above the maximum {}", *min, *max));
-  out.nnodes_min = *min;
-  out.nnodes_max = *max;
+  out.job.nnodes_min = *min;
+  out.job.nnodes_max = *max;
   return {};
 }
 
@@ -104,19 +104,19 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
   bool single = false;
 
   if (parsed.flag("standalone")) {
-    if (out.nnodes_min > 1) {
+    if (out.job.nnodes_min > 1) {
       return bad(parsed.source("nnodes"),
                  fmt::format("--standalone is a job of one node, but at least {} are asked for. Leave --standalone out "
                              "and give --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT.",
-                             out.nnodes_min));
+                             out.job.nnodes_min));
     }
-    out.nnodes_max = 1;
+    out.job.nnodes_max = 1;
     single = true;
     if (!endpoint.empty()) {
       out.warnings.push_back(
           fmt::format("{} is not used: --standalone serves its own rendezvous", parsed.source("rdzv-endpoint")));
     }
-  } else if (backend == "static" && endpoint.empty() && !port_given && out.nnodes_max == 1) {
+  } else if (backend == "static" && endpoint.empty() && !port_given && out.job.nnodes_max == 1) {
     single = true;
   }
   if (backend != "static" && backend != "c10d" && !single) {
@@ -130,7 +130,7 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
     return bad(backend_source, fmt::format("there is no rendezvous backend '{}'; known are c10d and static", backend));
   }
   if (single) {
-    out.backend = RdzvBackend::c10d;
+    out.job.backend = RdzvBackend::c10d;
     out.endpoint = Endpoint{"127.0.0.1", 0};
     out.local_job = true;
     if (!parsed.given("rdzv-id") || parsed.text("rdzv-id") == "none") out.run_id = RunId(random_run_id());
@@ -151,8 +151,8 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
                                          parsed.integer("node-rank")));
     }
   } else if (backend == "static") {
-    out.backend = RdzvBackend::static_;
-    out.nnodes_min = out.nnodes_max;  // static needs all of them
+    out.job.backend = RdzvBackend::static_ranks;
+    out.job.nnodes_min = out.job.nnodes_max;  // static needs all of them
     if (!endpoint.empty()) {
       auto parsed_endpoint = Endpoint::parse(endpoint, 0);
       if (!parsed_endpoint) return bad(parsed.source("rdzv-endpoint"), parsed_endpoint.error().message());
@@ -171,25 +171,25 @@ Result<void> read_rendezvous(const ParsedOptions& parsed, LaunchOptions& out) {
           Endpoint{host->host, port_given ? static_cast<std::uint16_t>(parsed.integer("master-port")) : kStaticPort};
     }
     out.node_rank = parsed.integer("node-rank");
-    if (*out.node_rank >= out.nnodes_max) {
+    if (*out.node_rank >= out.job.nnodes_max) {
       return bad(parsed.source("node-rank"),
-                 fmt::format("{} does not fit {} node{}: ranks are 0..{}", *out.node_rank, out.nnodes_max,
-                             out.nnodes_max == 1 ? "" : "s", out.nnodes_max - 1));
+                 fmt::format("{} does not fit {} node{}: ranks are 0..{}", *out.node_rank, out.job.nnodes_max,
+                             out.job.nnodes_max == 1 ? "" : "s", out.job.nnodes_max - 1));
     }
-    out.local_job = out.nnodes_max == 1 && loopback_name(out.endpoint.host);
-    out.conf.join_timeout = std::chrono::seconds(900);  // torchrun's default of the static backend
+    out.local_job = out.job.nnodes_max == 1 && loopback_name(out.endpoint.host);
+    out.job.join_timeout = std::chrono::seconds(900);  // torchrun's default of the static backend
   } else {
-    out.backend = RdzvBackend::c10d;
+    out.job.backend = RdzvBackend::c10d;
     auto parsed_endpoint = Endpoint::parse(endpoint.empty() ? "localhost" : endpoint, kC10dPort);
     if (!parsed_endpoint) return bad(parsed.source("rdzv-endpoint"), parsed_endpoint.error().message());
     out.endpoint = *parsed_endpoint;
-    if (out.endpoint.port == 0 && out.nnodes_min > 1) {
+    if (out.endpoint.port == 0 && out.job.nnodes_min > 1) {
       return bad(parsed.source("rdzv-endpoint"),
                  fmt::format("port 0 is a free port of our choice, which the other {} nodes cannot know; name one",
-                             out.nnodes_min - 1));
+                             out.job.nnodes_min - 1));
     }
     if (parsed.given("node-rank")) out.node_rank = parsed.integer("node-rank");
-    out.local_job = out.nnodes_max == 1 && loopback_name(out.endpoint.host);
+    out.local_job = out.job.nnodes_max == 1 && loopback_name(out.endpoint.host);
     if (port_given) out.master_port = static_cast<std::uint16_t>(parsed.integer("master-port"));
     if (parsed.given("master-addr")) {
       out.warnings.push_back(
@@ -222,7 +222,7 @@ Result<void> read_conf(const ParsedOptions& parsed, LaunchOptions& out) {
     const std::string key = trimmed(item.substr(0, equals));
     const std::string value = equals == std::string::npos ? "" : trimmed(item.substr(equals + 1));
     if (key.empty() || value.empty()) return bad(source, fmt::format("'{}' is not KEY=VALUE", item));
-    const auto seconds = [&](std::chrono::seconds& target) -> Result<void> {
+    const auto seconds = [&](std::chrono::milliseconds& target) -> Result<void> {
       auto number = parse_integer(value, 1, 365 * 24 * 3600);
       if (!number) return bad(source, fmt::format("{}: {} (whole seconds, at least 1)", key, number.error().message()));
       target = std::chrono::seconds(*number);
@@ -230,21 +230,21 @@ Result<void> read_conf(const ParsedOptions& parsed, LaunchOptions& out) {
     };
     Result<void> done;
     if (key == "join_timeout") {
-      done = seconds(out.conf.join_timeout);
-    } else if (key == "timeout" && out.backend == RdzvBackend::static_) {
-      done = seconds(out.conf.join_timeout);
+      done = seconds(out.job.join_timeout);
+    } else if (key == "timeout" && out.job.backend == RdzvBackend::static_ranks) {
+      done = seconds(out.job.join_timeout);
     } else if (key == "last_call_timeout") {
-      done = seconds(out.conf.last_call_timeout);
+      done = seconds(out.job.last_call_timeout);
     } else if (key == "close_timeout") {
-      done = seconds(out.conf.close_timeout);
+      done = seconds(out.job.close_timeout);
     } else if (key == "keep_alive_interval") {
-      done = seconds(out.conf.keep_alive_interval);
+      done = seconds(out.job.keep_alive_interval);
     } else if (key == "read_timeout") {
       done = seconds(out.conf.read_timeout);
     } else if (key == "keep_alive_max_attempt") {
       auto number = parse_integer(value, 1, rdzv::kMaxKeepAliveAttempts);
       if (!number) return bad(source, fmt::format("{}: {}", key, number.error().message()));
-      out.conf.keep_alive_max_attempt = *number;
+      out.job.keep_alive_max_attempt = *number;
     } else if (key == "is_host") {
       std::string word = value;
       std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -278,13 +278,13 @@ Result<void> read_conf(const ParsedOptions& parsed, LaunchOptions& out) {
 
 // Nobody asked for a loopback endpoint, and for the other nodes it is another host: they would wait for nothing.
 Result<void> check_default_endpoint(const ParsedOptions& parsed, const LaunchOptions& out) {
-  if (out.nnodes_min < 2 || parsed.given("rdzv-endpoint")) return {};
-  const bool is_static = out.backend == RdzvBackend::static_;
+  if (out.job.nnodes_min < 2 || parsed.given("rdzv-endpoint")) return {};
+  const bool is_static = out.job.backend == RdzvBackend::static_ranks;
   if (is_static ? parsed.given("master-addr") || out.node_rank == 0 : out.conf.is_host.value_or(false)) return {};
   return Error(Errc::invalid_argument,
                fmt::format("{} nodes, and this one is to meet the others at the default, {}, which is this host: give "
                            "{} of the node that serves",
-                           out.nnodes_min, out.endpoint.to_string(),
+                           out.job.nnodes_min, out.endpoint.to_string(),
                            is_static ? "--master-addr=HOST" : "--rdzv-endpoint=HOST[:PORT]"));
 }
 
@@ -470,8 +470,8 @@ Result<void> read_program(const ParsedOptions& parsed, Flavour flavour, LaunchOp
 }
 
 Result<void> read_supervision(const ParsedOptions& parsed, const EnvLookup& env, LaunchOptions& out) {
-  out.max_restarts = parsed.integer("max-restarts");
-  out.crash_loop_limit = parsed.integer("crash-loop-limit");
+  out.job.max_restarts = parsed.integer("max-restarts");
+  out.job.crash_loop_limit = parsed.integer("crash-loop-limit");
   out.torchrun_exit_codes = parsed.text("exit-code") == "torchrun";
   auto backoff = parse_seconds(parsed.text("restart-backoff"));
   if (!backoff) return bad(parsed.source("restart-backoff"), backoff.error().message());
@@ -498,7 +498,7 @@ Result<void> read_supervision(const ParsedOptions& parsed, const EnvLookup& env,
   }
   // torch reads it so: exactly "1" switches sharing off.
   out.workers_bind_master_port = env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").value_or("") == "1";
-  if (out.workers_bind_master_port && out.backend == RdzvBackend::static_) {
+  if (out.workers_bind_master_port && out.job.backend == RdzvBackend::static_ranks) {
     out.workers_bind_master_port = false;
     out.warnings.push_back(
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 is not used with the static backend: its one port is "

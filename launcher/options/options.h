@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/job_settings.h"
 #include "common/options.h"
 #include "common/result.h"
 #include "common/types.h"
@@ -33,30 +34,21 @@ struct LogOptions {
 // ddprun-launch: how the script is told its local rank on its command line.
 enum class LocalRankArgument { none, hyphen, underscore, by_script };
 
-enum class RdzvBackend { c10d, static_ };
-
+// What --rdzv-conf says beside JobSettings.
 struct RendezvousConf {
-  std::chrono::seconds join_timeout{600};
-  std::chrono::seconds last_call_timeout{30};
-  std::chrono::seconds close_timeout{30};
-  std::chrono::seconds keep_alive_interval{5};
-  std::int64_t keep_alive_max_attempt = 3;
-  std::chrono::seconds read_timeout{60};  // of one connection attempt to the endpoint and one reply
-  std::optional<bool> is_host;            // nullopt = found out
-  bool keep_on_silence = false;           // on_silence=keep: workers run on when the rendezvous is silent
+  std::chrono::milliseconds read_timeout{60'000};  // until the rendezvous answers at all
+  std::optional<bool> is_host;                     // nullopt = found out
+  bool keep_on_silence = false;                    // on_silence=keep: workers run on when the rendezvous is silent
 };
 
 struct LaunchOptions {
   Flavour flavour = Flavour::run;
 
   // the job
-  std::int64_t nnodes_min = 1;
-  std::int64_t nnodes_max = 1;
+  JobSettings job;
   std::int64_t nproc = 1;
-  std::int64_t max_restarts = 0;
   std::string role = "default";
   RunId run_id{"none"};
-  RdzvBackend backend = RdzvBackend::c10d;
   Endpoint endpoint;       // port 0: this launcher serves it on a port of its choice (one node, or --standalone)
   bool local_job = false;  // one node and nobody else can join: all listeners on loopback, MASTER_ADDR 127.0.0.1
   RendezvousConf conf;
@@ -94,7 +86,6 @@ struct LaunchOptions {
   std::vector<int> signals_to_forward;  // pass on and go on (SIGUSR1, SIGUSR2 unless they are in the list above)
   std::chrono::milliseconds shutdown_timeout{30'000};
   std::chrono::milliseconds restart_backoff{0};  // before restart k: this x 2^(k-1), at most 60 s
-  std::int64_t crash_loop_limit = 0;             // 0 = off
   bool workers_bind_master_port = false;         // TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as in torch
   bool torchrun_exit_codes = false;              // --exit-code=torchrun
   enum class Events { none, console, dynamic_rendezvous } events = Events::none;  // --event-log-handler

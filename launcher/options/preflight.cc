@@ -238,7 +238,7 @@ class Judge {
 
   // Our own protocols need no name, but Gloo and others ask for the address of the host's name.
   void name() {
-    if (options_.nnodes_max == 1 || !host_.host_addresses) return;
+    if (options_.job.nnodes_max == 1 || !host_.host_addresses) return;
     const auto& addresses = *host_.host_addresses;
     if (addresses.empty()) {
       add(Level::warning, "host name",
@@ -381,7 +381,7 @@ std::vector<Finding> judge(const HostState& host, const LaunchOptions& options, 
 
 std::vector<Finding> doctor(const std::string& log_dir) {
   LaunchOptions options;
-  options.nnodes_max = 2;
+  options.job.nnodes_max = 2;
   HostState host = look_around(log_dir);
   host.host_addresses = addresses_of(host.host_name);
   const std::int64_t visible = host.visible_gpus.value_or(0);

@@ -127,9 +127,12 @@ class Resolver {
 
   std::optional<std::string> beside_us() const {
     if (request_.own_folder.empty()) return std::nullopt;
-    const std::string path = request_.own_folder + "/" + request_.program;
-    const FileInfo info = files_.look(path);
-    if (info.kind == Kind::file && info.executable) return path;
+    // libexec: where an installation has what nobody should find in PATH (trainer).
+    for (const char* const folder : {"/", "/../libexec/ddprun/"}) {
+      const std::string path = request_.own_folder + folder + request_.program;
+      const FileInfo info = files_.look(path);
+      if (info.kind == Kind::file && info.executable) return path;
+    }
     return std::nullopt;
   }
 

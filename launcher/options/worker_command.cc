@@ -65,6 +65,7 @@ WorkerCommand::WorkerCommand(const LaunchOptions& options, Program program, Envi
   if (!options.devices.empty()) base_["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(options.devices, ","));
   // The recorder's descriptor is ours to hand out: one of an outer launcher means nothing to our workers.
   base_.erase("DDPRUN_RECORDER_FD");
+  base_.erase("DDPRUN_HOST_REPORT_FD");
   for (const auto& [name, value] : options.environment) base_[name] = value;
 }
 

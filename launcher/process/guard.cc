@@ -26,6 +26,7 @@
 #include "launcher/process/kill_tree.h"
 #include "launcher/process/leftover_plan.h"
 #include "launcher/process/limits.h"
+#include "launcher/process/reap.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -299,16 +300,9 @@ void Guard::replace(const char* why) {
 Guard::~Guard() {
   pipe_.reset();  // its end of file is its order to go
   if (pid_ <= 0) return;
-  const auto ended_within = [this](milliseconds limit) {
-    for (milliseconds waited(0); waited < limit; waited += milliseconds(1)) {
-      if (::waitpid(pid_, nullptr, WNOHANG) != 0) return true;
-      std::this_thread::sleep_for(milliseconds(1));
-    }
-    return false;
-  };
-  if (ended_within(milliseconds(5'000))) return;
+  if (reap_within(pid_, milliseconds(5'000))) return;
   signal_process(pid_, SIGKILL);  // stopped by someone
-  ended_within(milliseconds(1'000));
+  reap_within(pid_, milliseconds(1'000));
 }
 
 void Guard::tell(char verb, const std::string& argument) {
@@ -326,7 +320,7 @@ void Guard::tell(char verb, const std::string& argument) {
   if (n >= 0 || errno != EAGAIN) return;
   // It was stopped by someone and has not read for long. It must not stop us.
   signal_process(pid_, SIGKILL);
-  for (int i = 0; i < 200 && ::waitpid(pid_, nullptr, WNOHANG) == 0; ++i) std::this_thread::sleep_for(milliseconds(1));
+  reap_within(pid_, milliseconds(200));
   pid_ = -1;
   replace("did not run");
 }

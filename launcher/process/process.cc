@@ -10,10 +10,10 @@
 #include <chrono>
 #include <exception>
 #include <optional>
-#include <thread>
 
 #include "launcher/process/kill_tree.h"
 #include "launcher/process/limits.h"
+#include "launcher/process/reap.h"
 
 namespace asio = boost::asio;
 
@@ -24,9 +24,7 @@ namespace {
 void kill_and_reap(pid_t pid) {
   signal_group(pid, SIGKILL);
   signal_process(pid, SIGKILL);
-  for (int i = 0; i < 1000 && ::waitpid(pid, nullptr, WNOHANG) == 0; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  reap_within(pid, std::chrono::milliseconds(1'000));
 }
 
 // Boost.Process has the child: its status, and that it goes with its owner. It knows of an end only by taking the

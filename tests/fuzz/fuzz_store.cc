@@ -12,8 +12,8 @@
 #include <string_view>
 
 #include "common/check.h"
-#include "rendezvous/session.h"
-#include "rendezvous/store.h"
+#include "rendezvous/store/store.h"
+#include "rendezvous/store/store_session.h"
 
 namespace {
 
@@ -73,8 +73,8 @@ class World {
     if (closed_[connection]) return;
     auto& session = sessions_[connection];
     const auto id = static_cast<ClientId>(connection);
-    if (!session) session = std::make_unique<Session>(store_, id, limits_, counts_);
-    Session::Verdict verdict = Session::Verdict::ok;
+    if (!session) session = std::make_unique<StoreSession>(store_, id, limits_, counts_);
+    StoreSession::Verdict verdict = StoreSession::Verdict::ok;
     do {
       Store::Wakes wakes;
       std::string& out = out_[connection];
@@ -88,18 +88,18 @@ class World {
         out_[woken].push_back(kStoreStopWaiting);
       }
       bytes = {};
-    } while (verdict == Session::Verdict::ok && session->paused());
+    } while (verdict == StoreSession::Verdict::ok && session->paused());
     CHECK(session->buffered() < 4096 + 2 * 1024, "a half request is kept without bound");
-    if (verdict != Session::Verdict::ok) {
+    if (verdict != StoreSession::Verdict::ok) {
       CHECK(!session->why().empty(), "closed without a reason");
       close(connection);
     }
   }
 
-  SessionLimits limits_;
+  StoreSessionLimits limits_;
   Store store_;
   std::array<std::uint64_t, kStoreOpCount> counts_{};
-  std::array<std::unique_ptr<Session>, kClients> sessions_;
+  std::array<std::unique_ptr<StoreSession>, kClients> sessions_;
   std::array<std::string, kClients> out_;
   std::array<bool, kClients> closed_{};
 };

@@ -14,6 +14,16 @@ def torch_model(name):
         return GPT2LMHeadModel(GPT2Config(vocab_size=GPT["vocabulary"], n_positions=GPT["context"],
                                           n_embd=GPT["embedding"], n_layer=GPT["layers"], n_head=GPT["heads"],
                                           attn_implementation="eager", bos_token_id=0, eos_token_id=0))
+    if name == "mlp_norm":
+        class MlpNorm(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc1, self.fc2, self.fc3 = torch.nn.Linear(20, 33), torch.nn.Linear(33, 16), torch.nn.Linear(16, 5)
+                self.norm1, self.norm2 = torch.nn.BatchNorm1d(33), torch.nn.BatchNorm1d(16)
+
+            def forward(self, x):
+                return self.fc3(self.norm2(self.fc2(self.norm1(self.fc1(x)).relu())).relu())
+        return MlpNorm()
     if name == "mlp":
         class Mlp(torch.nn.Module):
             def __init__(self):
@@ -29,13 +39,17 @@ def torch_model(name):
 
 SHAPES = {"mlp": ["inputs=20", "hidden=33x16", "outputs=5"],
           "resnet18": ["outputs=7", "image_size=64"],
+          "resnet34": ["outputs=7", "image_size=64"],
           "resnet50": ["outputs=7", "image_size=64"],
+          "resnet101": ["outputs=7", "image_size=64"],
+          "resnet152": ["outputs=7", "image_size=64"],
+          "mlp_norm": ["inputs=20", "hidden=33x16", "outputs=5", "norm=batch"],
           "gpt2": [f"{k}={v}" for k, v in GPT.items()] + ["sequence_length=32"]}
 
 
 class TrainerModels(InteropTest):
     def dump(self, name, *options):
-        run = subprocess.run([BUILD_DIR / "tests" / "dump_model", name, *SHAPES[name], *options], capture_output=True,
+        run = subprocess.run([BUILD_DIR / "tests" / "dump_model", name.split("_")[0], *SHAPES[name], *options], capture_output=True,
                              text=True, timeout=240, env=self.environment())
         self.assertEqual(run.returncode, 0, run.stderr)
 
@@ -68,7 +82,7 @@ class TrainerModels(InteropTest):
     def same_logits(self, name, model, *options):
         import torch
         torch.manual_seed(1)
-        inputs = {"mlp": lambda: torch.randn(3, 20), "gpt2": lambda: torch.randint(GPT["vocabulary"], (2, 32))}.get(
+        inputs = {"mlp": lambda: torch.randn(3, 20), "mlp_norm": lambda: torch.randn(3, 20), "gpt2": lambda: torch.randint(GPT["vocabulary"], (2, 32))}.get(
             name, lambda: torch.randn(2, 3, 64, 64))()
         with torch.no_grad():
             out = model.eval()(inputs)

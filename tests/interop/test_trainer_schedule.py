@@ -41,6 +41,16 @@ class TrainerSchedule(InteropTest):
                 schedule.step()
         return rates
 
+    def test_one_cycle(self):
+        cases = {"": {}, ", pct_start: 0.4, div_factor: 10, final_div_factor: 100":
+                 {"pct_start": 0.4, "div_factor": 10, "final_div_factor": 100}}
+        for keys, arguments in cases.items():
+            with self.subTest(keys):
+                ours = self.ours("name: one_cycle" + keys)
+                theirs = self.torchs(lambda s, o: s.OneCycleLR(o, LR, STEPS, cycle_momentum=False, **arguments), 0)
+                for step, (a, b) in enumerate(zip(ours, theirs)):
+                    self.assertAlmostEqual(a, b, delta=1e-14, msg=f"step {step}")
+
     def test_each_schedule_with_and_without_warm_up(self):
         for warm_up in (0, WARM_UP):
             span = STEPS - warm_up  # of the schedule proper, by default

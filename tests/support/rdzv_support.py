@@ -234,7 +234,7 @@ class RendezvousTest(unittest.TestCase):
                               text=True, timeout=LIMIT, env=self.environment(), check=False)
 
 
-def hello(version=2, kind=1):
+def hello(version=3, kind=1):
     return b"DDPRRDZV" + struct.pack("<HB", version, kind)
 
 

@@ -1,4 +1,4 @@
-"""The agent protocol spoken by hand, for peers that lie. The byte table is in common/rdzv_protocol.h."""
+"""The agent protocol spoken by hand, for peers that lie. What is on the wire: common/rdzv_fields.h."""
 import os
 import socket
 import struct
@@ -28,9 +28,10 @@ def frame(kind, payload=b""):
 
 def node(node_id, run_id="job", host="", nnodes=(1, 1), keep_alive_ms=5000, attempts=12):
     names = [run_id, node_id, host or f"host-{node_id}", "127.0.0.1", "default", ""]
-    return (b"".join(map(text, names)) + struct.pack("<qqqBHB", *nnodes, 1, 0, 1, 0)  # nproc 1, no node_rank, port 1, c10d
-            + struct.pack("<qqqqq", 0, 600_000, 600_000, 30_000, keep_alive_ms)        # max_restarts, then milliseconds
-            + struct.pack("<qqq", attempts, 0, 5_000))                                 # attempts, crash loop
+    return (b"".join(map(text, names)) + struct.pack("<qBH", 1, 0, 1)           # nproc 1, no node_rank, port 1
+            + struct.pack("<Bqqq", 0, *nnodes, 0)                                # c10d, max_restarts
+            + struct.pack("<qqqq", 600_000, 600_000, 30_000, keep_alive_ms)      # milliseconds
+            + struct.pack("<qqq", attempts, 0, 5_000))                           # attempts, crash loop
 
 
 def join(node_id, connection=1, last_round=0, **more):

@@ -138,15 +138,15 @@ Result<CheckpointDirectory> CheckpointDirectory::open(const std::string& path) {
   return CheckpointDirectory(path, std::move(lock));
 }
 
-Result<std::vector<std::int64_t>> CheckpointDirectory::steps() const {
+Result<std::vector<std::int64_t>> steps_in(const std::string& path) {
   std::vector<std::int64_t> found;
   std::error_code failed;
-  for (fs::directory_iterator it(path_, failed), end; !failed && it != end; it.increment(failed)) {
+  for (fs::directory_iterator it(path, failed), end; !failed && it != end; it.increment(failed)) {
     const auto step = step_of_folder(it->path().filename().string());
     std::error_code ignored;
     if (step && it->is_directory(ignored)) found.push_back(*step);
   }
-  if (failed) return Error(Errc::system, fmt::format("cannot read {}: {}", path_, failed.message()));
+  if (failed) return Error(Errc::system, fmt::format("cannot read {}: {}", path, failed.message()));
   std::sort(found.begin(), found.end());
   return found;
 }
@@ -207,11 +207,25 @@ bool CheckpointDirectory::latest_is_a_folder() const {
   return fs::symlink_status(path_ + "/" + std::string(kLink), ignored).type() == fs::file_type::directory;
 }
 
+Result<void> CheckpointDirectory::mark_best(std::int64_t step) const {
+  const std::string fresh = path_ + "/.new-best";
+  ::unlink(fresh.c_str());
+  if (::symlink(folder_name(step).c_str(), fresh.c_str()) == 0 &&
+      ::rename(fresh.c_str(), (path_ + "/" + kBestLink).c_str()) == 0) {
+    return {};
+  }
+  const Error why = Error::from_errno(errno, fmt::format("cannot make the link {}/{}", path_, kBestLink));
+  ::unlink(fresh.c_str());
+  return why;
+}
+
 void CheckpointDirectory::prune(std::int64_t keep) const {
   const auto found = steps();
   if (!found) return;
   std::error_code ignored;
+  const std::string best = fs::read_symlink(path_ + "/" + kBestLink, ignored).filename().string();
   for (std::size_t i = 0; i + static_cast<std::size_t>(keep) < found->size(); ++i) {
+    if (folder_name((*found)[i]) == best) continue;
     // Renamed first, so that a half-removed one is never taken for a checkpoint.
     const std::string doomed = path_ + "/" + std::string(kRemoving) + folder_name((*found)[i]);
     fs::remove_all(doomed, ignored);

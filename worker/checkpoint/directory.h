@@ -25,9 +25,13 @@ struct FileContent {
 };
 
 inline constexpr const char* kChecksumFile = "checksums";
+inline constexpr const char* kBestLink = "best";
 
 std::string folder_name(std::int64_t step);                           // "step-000000123"
 std::optional<std::int64_t> step_of_folder(const std::string& name);  // nullopt: not a checkpoint's name
+
+// Steps of the complete checkpoints in a folder, ascending. Says nothing about damage.
+Result<std::vector<std::int64_t>> steps_in(const std::string& path);
 
 class CheckpointDirectory {
  public:
@@ -35,8 +39,7 @@ class CheckpointDirectory {
   // to; system; refused when another process holds it (after waiting 10 s for one that is just ending).
   static Result<CheckpointDirectory> open(const std::string& path);
 
-  // Steps of the complete checkpoints, ascending. Says nothing about damage.
-  Result<std::vector<std::int64_t>> steps() const;
+  Result<std::vector<std::int64_t>> steps() const { return steps_in(path_); }
   std::string path_of(std::int64_t step) const;
   const std::string& path() const { return path_; }
 
@@ -45,7 +48,9 @@ class CheckpointDirectory {
   // "latest" is no link: somebody copied the folder with a tool that follows links. The next write() makes it one again
   // and keeps the copy as "latest-before-step-N".
   bool latest_is_a_folder() const;
-  // Removes all but the `keep` newest and hidden remains of killed writers.
+  // The link "best" to this step's checkpoint, which prune() then keeps.
+  Result<void> mark_best(std::int64_t step) const;
+  // Removes all but the `keep` newest, the one that "best" links to, and hidden remains of killed writers.
   void prune(std::int64_t keep) const;
   // Renames a damaged checkpoint to "damaged-step-N", so that its name is free again and it can be looked at.
   Result<void> set_aside(std::int64_t step) const;

@@ -25,6 +25,10 @@ void visit(State& s, Visitor&& v) {
   v("growth_tracker", s.growth_tracker);
   v("schedule_batch", s.schedule_batch, Field::later);
   v("schedule_epoch", s.schedule_epoch, Field::later);
+  v("best_value", s.best.value, Field::later);
+  v("best_step", s.best.step, Field::later);
+  v("validated_step", s.best.validated_step, Field::later);
+  v("validations_without_gain", s.best.without_gain, Field::later);
   v("launchers", s.launchers, Field::later);
   v("index_bytes", s.index_bytes);
 }

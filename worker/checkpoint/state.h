@@ -8,6 +8,14 @@
 
 namespace ddprun::checkpoint {
 
+// The best validation so far, by the figure of checkpoint.best, and how long ago it was.
+struct BestState {
+  double value = 0;
+  std::int64_t step = -1;            // -1: none yet
+  std::int64_t validated_step = -1;  // of the last validation that was counted
+  std::int64_t without_gain = 0;     // validations since the last gain
+};
+
 // Where a run stands, beside its tensors: what exact resume needs. All random numbers of a run are keyed by
 // (seed, epoch, sample) or (seed, step), so seed and position are the whole state of its generators.
 struct TrainState {
@@ -26,6 +34,7 @@ struct TrainState {
   // The global batch and the epoch's steps of the world that began the run: the schedule counts in them. 0: not known
   // (written before they were kept).
   std::int64_t schedule_batch = 0, schedule_epoch = 0;
+  BestState best;
   std::vector<std::int64_t> launchers;    // marks of the job's launchers (launcher_mark.h), ascending
   std::vector<std::int64_t> index_bytes;  // length of each rank's index file, if they are written
 };

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -68,6 +69,8 @@ struct CheckpointWriter::State {
   std::size_t buffer_bytes = 0;
   std::vector<std::byte*> places;
   TrainState state;
+  std::vector<std::pair<std::string, std::string>> more_files;
+  std::function<void(const TrainState&)> after_save;
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -90,7 +93,11 @@ struct CheckpointWriter::State {
       lay_out(kOptimizerFile, optimizer_views, laid_optimizer);
       const std::string json = to_json(state);
       const FileContent state_file{kStateFile, {std::as_bytes(std::span(json))}};
-      return write(state.step, {laid_model.content, laid_optimizer.content, state_file});
+      std::vector<FileContent> files = {laid_model.content, laid_optimizer.content, state_file};
+      for (const auto& [name, text] : more_files) files.push_back({name, {std::as_bytes(std::span(text))}});
+      auto written = write(state.step, files);
+      if (written && after_save) after_save(state);
+      return written;
     } catch (const std::exception& e) {
       return Error(Errc::system, fmt::format("{}: {}", folder_name(state.step), e.what()));  // no memory left
     }
@@ -187,6 +194,14 @@ CheckpointWriter::~CheckpointWriter() {
   }
 }
 
+void CheckpointWriter::attach(std::vector<std::pair<std::string, std::string>> files,
+                              std::function<void(const TrainState&)> saved) {
+  std::lock_guard lock(state_->mutex);
+  CHECK(!state_->submitted, "attach() comes before the first save");
+  state_->more_files = std::move(files);
+  state_->after_save = std::move(saved);
+}
+
 Result<const std::vector<std::byte*>*> CheckpointWriter::begin() {
   std::unique_lock lock(state_->mutex);
   auto idle = state_->wait_idle(lock);
@@ -256,6 +271,42 @@ Result<LoadedCheckpoint> load_checkpoint(const std::string& folder) {
     *into = std::move(*file);
   }
   return loaded;
+}
+
+Result<Resume> load_from(const std::string& folder) {
+  const auto is_checkpoint = [](const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::exists(path + "/" + kChecksumFile, ignored);
+  };
+  Resume resume;
+  std::vector<std::string> candidates;
+  if (is_checkpoint(folder)) {
+    candidates.push_back(folder);
+  } else if (auto steps = steps_in(folder)) {
+    for (auto step = steps->rbegin(); step != steps->rend(); ++step) {
+      candidates.push_back(folder + "/" + folder_name(*step));
+    }
+  }
+  if (candidates.empty() && is_checkpoint(folder + "/latest")) candidates.push_back(folder + "/latest");
+  for (const std::string& candidate : candidates) {
+    auto loaded = load_checkpoint(candidate);
+    if (loaded) {
+      resume.checkpoint = std::move(*loaded);
+      return resume;
+    }
+    const Errc code = loaded.error().code();
+    if (candidates.size() == 1 || (code != Errc::malformed && code != Errc::not_found)) {
+      return std::move(loaded).error();
+    }
+    resume.damage.push_back(fmt::format("{} is damaged: {}", candidate, loaded.error().message()));
+  }
+  if (candidates.empty()) {
+    return Error(Errc::not_found, fmt::format("{} is no checkpoint, nor a folder of them (it has no '{}' and no "
+                                              "'step-N')",
+                                              folder, kChecksumFile));
+  }
+  return Error(Errc::malformed, fmt::format("{}: none of its {} checkpoints is good ({})", folder, candidates.size(),
+                                            resume.damage.front()));
 }
 
 Result<Resume> load_newest(const CheckpointDirectory& directory) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/result.h"
@@ -44,6 +45,10 @@ class CheckpointWriter {
   ~CheckpointWriter();  // waits for the save in work, unless it hangs
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
+
+  // Before the first save. files: written with each one (name, content). saved: called in the writer's thread after a
+  // save that went well.
+  void attach(std::vector<std::pair<std::string, std::string>> files, std::function<void(const TrainState&)> saved);
 
   // Where to copy the tensors: one address for each of `model`, then of `optimizer`. Waits until the save before is on
   // the disk (so a slow disk slows the training down rather than losing checkpoints). Errors: timed_out, naming the
@@ -86,5 +91,9 @@ struct Resume {
 // The newest good checkpoint; newer damaged ones are set aside. Errors, after which nothing is changed: malformed when
 // there are checkpoints and none is good; any other when one cannot be read for a reason that is not damage.
 Result<Resume> load_newest(const CheckpointDirectory& directory);
+
+// From a folder that is another run's: a checkpoint, or a folder of them, of which the newest good one is taken (its
+// link "latest" may dangle or be a copy). Nothing in it is changed. Errors: not_found when it is neither.
+Result<Resume> load_from(const std::string& folder);
 
 }  // namespace ddprun::checkpoint

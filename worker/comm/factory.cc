@@ -14,7 +14,9 @@
 #include "worker/comm/hierarchical_transport.h"
 #include "worker/comm/key_value.h"
 #include "worker/comm/nccl_communicator.h"
+#include "worker/comm/nccl_env.h"
 #include "worker/comm/queued_communicator.h"
+#include "worker/comm/roll_call.h"
 #include "worker/comm/self_transport.h"
 #include "worker/comm/shm_transport.h"
 #include "worker/comm/tcp_transport.h"
@@ -186,6 +188,11 @@ Result<std::unique_ptr<Communicator>> add_nccl(const WorkerEnv& env, const CommO
                                                cuda::DeviceBackend& backend, KeyValue* store,
                                                std::shared_ptr<FlightWriter> recorder,
                                                std::unique_ptr<QueuedCommunicator> host, TimePoint deadline) {
+  auto sane = check_nccl_environment(process_environment(), network_interfaces());
+  if (!sane) {
+    host->abort(sane.error().message());
+    return sane.error();
+  }
   auto device = backend.open(static_cast<int>(env.rank.value), static_cast<int>(env.local_rank.value));
   if (!device) {
     host->abort(device.error().message());  // the others would wait in NCCL's initialisation
@@ -242,8 +249,15 @@ Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, co
   const TimePoint deadline = SteadyClock::now() + options.connect_timeout;
   // NCCL also for a world of one: gradient buckets lie in its device memory.
   const bool use_nccl = gpu != nullptr;
-  auto transport = connect(env, options, store, deadline);
-  if (!transport) return transport.error();
+  std::unique_ptr<RollCall> roll;
+  if (env.world_size > 1) {
+    roll = std::make_unique<RollCall>(*store, key(env, options, "here"), static_cast<int>(env.rank.value),
+                                      static_cast<int>(env.world_size));
+    auto came = roll->come();
+    if (!came) return came.error();
+  }
+  auto transport = connect(env, options, roll.get(), deadline);
+  if (!transport) return roll ? roll->explain(transport.error(), options.connect_timeout) : transport.error();
   auto recorder = FlightWriter::attach(env.recorder_fd, static_cast<int>(env.rank.value),
                                        static_cast<int>(env.world_size), static_cast<int>(env.restart_count));
   if (!recorder) return recorder.error();
@@ -256,6 +270,7 @@ Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, co
   if (env.world_size > 1) {
     Result<void> same = agree_on_backend(*host, use_nccl, deadline);
     if (!same) return same.error();
+    roll->leave();
   }
   if (!use_nccl) return std::unique_ptr<Communicator>(std::move(host));
   return add_nccl(env, options, *gpu, store, std::move(writer), std::move(host), deadline);

@@ -30,7 +30,7 @@ enum class Progress : std::uint8_t {
 struct CommOptions {
   Backend backend = Backend::automatic;
   std::chrono::milliseconds timeout{30'000};          // of each collective
-  std::chrono::milliseconds connect_timeout{60'000};  // until all ranks have found each other
+  std::chrono::milliseconds connect_timeout{30'000};  // until all ranks have found each other
   Progress progress = Progress::automatic;
   int tcp_connections = 2;  // to each neighbour on another host
   std::string address;      // our address for ranks on other hosts; "": the one on the way to MASTER_ADDR

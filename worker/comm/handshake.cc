@@ -36,4 +36,13 @@ Result<bool> wait_readable(int fd, TimePoint deadline) {
   }
 }
 
+Result<bool> wait_readable(int fd, TimePoint deadline, KeyValue& store) {
+  for (;;) {
+    const TimePoint until = std::min(deadline, store.next_word());
+    auto ready = wait_readable(fd, until);
+    if (!ready || *ready || until == deadline) return ready;
+    store.still_waiting();
+  }
+}
+
 }  // namespace ddprun::comm

@@ -19,12 +19,19 @@ class StoreKeyValue final : public KeyValue {
     if (!ok) return ok.error();
     return {};
   }
+  Result<bool> has(std::string_view key) override { return client_.check(key); }
 
  private:
   StoreClient client_;
 };
 
 }  // namespace
+
+Result<bool> KeyValue::has(std::string_view key) {
+  auto value = get(key, SteadyClock::now());
+  if (!value && value.error().code() != Errc::timed_out) return std::move(value).error();
+  return static_cast<bool>(value);
+}
 
 Result<std::unique_ptr<KeyValue>> connect_store(const Endpoint& endpoint, TimePoint deadline) {
   StoreClientOptions options;

@@ -18,6 +18,12 @@ class KeyValue {
   // Waits for the key. Errors: timed_out.
   virtual Result<std::string> get(std::string_view key, TimePoint deadline) = 0;
   virtual Result<void> erase(std::string_view key) = 0;
+  // Is the key there now?
+  virtual Result<bool> has(std::string_view key);
+
+  // Who waits for another rank by other means calls still_waiting() at this time: see RollCall.
+  virtual TimePoint next_word() const { return TimePoint::max(); }
+  virtual void still_waiting() {}
 };
 
 // The c10d store at `endpoint`, keys as they are (no prefix).

@@ -19,6 +19,7 @@
 #include "common/log.h"
 #include "common/wire.h"
 #include "worker/comm/handshake.h"
+#include "worker/comm/roll_call.h"
 
 namespace ddprun::comm {
 namespace {
@@ -93,13 +94,13 @@ Result<UniqueFd> own_pidfd() {
   return fd;
 }
 
-// Who of 0..size-1 is not there: "1, 3".
+// Who is not there, by rank: those of a host follow each other.
 std::string absent_of(const ShmSetup& setup) {
-  std::string text;
+  std::vector<int> absent;
   for (std::size_t i = 0; i < setup.members.size(); ++i) {
-    if (!setup.members[i].pidfd) text += (text.empty() ? "" : ", ") + std::to_string(i);
+    if (!setup.members[i].pidfd) absent.push_back(setup.members[0].rank + static_cast<int>(i));
   }
-  return text;
+  return rank_list(absent);
 }
 
 Result<ShmSetup> serve(KeyValue& store, const ShmPlace& place, TimePoint deadline) {
@@ -133,12 +134,11 @@ Result<ShmSetup> serve(KeyValue& store, const ShmPlace& place, TimePoint deadlin
   std::vector<UniqueFd> connections(setup.members.size());
   int missing = place.local_size - 1;
   while (missing > 0) {
-    auto ready = wait_readable(listener.get(), deadline);
+    auto ready = wait_readable(listener.get(), deadline, store);
     if (!ready) return ready.error();
     if (!*ready) {
-      return Error(Errc::timed_out,
-                   fmt::format("shared memory: {} of {} ranks of this host came; missing local ranks: {}",
-                               place.local_size - missing, place.local_size, absent_of(setup)));
+      return Error(Errc::timed_out, fmt::format("shared memory: {} of {} ranks of this host came; missing: {}",
+                                                place.local_size - missing, place.local_size, absent_of(setup)));
     }
     UniqueFd connection(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection) {

@@ -99,7 +99,7 @@ Result<std::unique_ptr<TcpRing>> TcpRing::connect(KeyValue& store, const RingPla
 
   std::vector<UniqueFd> in(total);
   for (std::size_t have = 0; have < total;) {
-    auto somebody = wait_readable(listener->fd.get(), deadline);
+    auto somebody = wait_readable(listener->fd.get(), deadline, store);
     if (!somebody) return somebody.error();
     if (!*somebody) {
       return Error(

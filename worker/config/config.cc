@@ -18,8 +18,9 @@ constexpr double kHuge = std::numeric_limits<double>::max();
 
 void read_model(ConfigSection section, TrainerConfig& config) {
   engine::ModelConfig& model = config.model;
-  model.name = section.choice("name", "", {"mlp", "linear", "resnet18", "resnet50", "gpt2"});
-  if (!section.has("name")) section.error("name", "is missing (mlp, linear, resnet18, resnet50 or gpt2)");
+  model.name = section.choice("name", "",
+                              {"mlp", "linear", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "gpt2"});
+  if (!section.has("name")) section.missing("name", "is missing (mlp, linear, resnet18, 34, 50, 101, 152 or gpt2)");
   model.init =
       section.choice("init", "default", {"default", "zeros"}) == "zeros" ? engine::Init::zeros : engine::Init::standard;
   model.stem = section.choice("stem", "imagenet", {"imagenet", "small"}) == "small" ? engine::Stem::small
@@ -42,7 +43,9 @@ void read_model(ConfigSection section, TrainerConfig& config) {
   model.gpt2.layers = section.integer("layers", 12, 1, 1000);
   model.gpt2.heads = section.integer("heads", 12, 1, 1000);
   model.gpt2.embedding = section.integer("embedding", 768, 1, 1 << 20);
-  model.gpt2.dropout = section.real("dropout", 0, 0, 0.999);
+  model.gpt2.dropout = model.dropout = section.real("dropout", 0, 0, 0.999);
+  const std::string norm = section.choice("norm", "none", {"none", "layer", "batch"});
+  model.norm = norm == "layer" ? engine::Norm::layer : norm == "batch" ? engine::Norm::batch : engine::Norm::none;
   config.train.weights = section.path("weights", "");
   config.train.frozen = section.texts("frozen", {});
 }
@@ -53,7 +56,14 @@ bool has_two_files(const std::string& format) { return format == "npy" || format
 data::DataPaths read_paths(ConfigSection section, const char* key, const std::string& format) {
   data::DataPaths paths;
   if (!section.is_mapping(key)) {
-    paths.inputs = section.path(key, "");
+    paths.more = section.paths(key);
+    if (!paths.more.empty()) {
+      paths.inputs = paths.more.front();
+      paths.more.erase(paths.more.begin());
+    }
+    if (!paths.more.empty() && format != "csv" && format != "tokens" && format != "cifar") {
+      section.error(key, "several files are for csv, tokens and cifar");
+    }
     if (has_two_files(format) && !paths.inputs.empty()) {
       section.error(key, fmt::format("{} data are two files: {{inputs: FILE, targets: FILE}}", format));
     }
@@ -62,11 +72,12 @@ data::DataPaths read_paths(ConfigSection section, const char* key, const std::st
   ConfigSection files = section.section(key);
   paths.inputs = files.path("inputs", "");
   paths.targets = files.path("targets", "");
-  if (paths.inputs.empty()) files.error("inputs", "is missing");
-  if (paths.targets.empty()) files.error("targets", "is missing");
+  if (paths.inputs.empty()) files.missing("inputs", "is missing");
+  if (paths.targets.empty()) files.missing("targets", "is missing");
   if (!has_two_files(format) && !format.empty()) {
     files.error("targets", fmt::format("{} data have no file of targets: {}", format,
                                        format == "csv"            ? "the last column is the target"
+                                       : format == "cifar"        ? "labels are in the same files"
                                        : format == "image_folder" ? "a picture's folder is its class"
                                        : format == "tokens"       ? "the next token is the target"
                                                                   : "they are made here"));
@@ -75,14 +86,23 @@ data::DataPaths read_paths(ConfigSection section, const char* key, const std::st
 }
 
 void read_data(ConfigSection section, DataConfig& data) {
-  data.format = section.choice("format", "", {"csv", "idx", "npy", "image_folder", "tokens", "synthetic"});
+  data.format = section.choice("format", "", {"csv", "idx", "npy", "cifar", "image_folder", "tokens", "synthetic"});
   if (!section.has("format")) {
-    section.error("format", "is missing (csv, idx, npy, image_folder, tokens or synthetic)");
+    section.missing("format", "is missing (csv, idx, npy, cifar, image_folder, tokens or synthetic)");
   }
   data.train = read_paths(section, "train", data.format);
   data.validation = read_paths(section, "validation", data.format);
-  if (data.format != "synthetic" && data.train.empty()) section.error("train", "is missing: where are the data?");
+  if (data.format != "synthetic" && data.train.empty()) section.missing("train", "is missing: where are the data?");
   if (data.format == "synthetic" && !data.train.empty()) section.error("train", "synthetic data have no file");
+  data.validation_share = section.real("validation_share", 0, 0, 0.9);
+  if (data.validation_share > 0 && !data.validation.empty()) {
+    section.error("validation_share", "there is data.validation already; give one");
+  }
+  if (data.validation_share > 0 && data.format == "synthetic") {
+    section.error("validation_share", "synthetic data are made as they are needed");
+  }
+  data.csv.target = section.text("target", "");
+  data.csv.columns = section.texts("columns", {});
   data.batch_size = section.integer("batch_size", 64, 1, 1 << 24);
   data.shuffle = section.boolean("shuffle", true);
   data.drop_last = section.boolean("drop_last", false);
@@ -133,8 +153,10 @@ void read_loss(ConfigSection section, engine::LossConfig& loss) {
 
 void read_optimizer(ConfigSection section, TrainerConfig& config) {
   optim::OptimizerConfig& optimizer = config.update.optimizer;
-  const std::string name = section.choice("name", "sgd", {"sgd", "adamw"});
-  optimizer.kind = name == "adamw" ? optim::OptimizerKind::adamw : optim::OptimizerKind::sgd;
+  const std::string name = section.choice("name", "sgd", {"sgd", "adam", "adamw"});
+  optimizer.kind = name == "adamw"  ? optim::OptimizerKind::adamw
+                   : name == "adam" ? optim::OptimizerKind::adam
+                                    : optim::OptimizerKind::sgd;
   config.update.schedule.lr = section.real("lr", 0.1, 0, kHuge);
   optimizer.momentum = section.real("momentum", 0, 0, 1);
   optimizer.dampening = section.real("dampening", 0, 0, 1);
@@ -167,7 +189,7 @@ void check_schedule(ConfigSection section, const optim::Schedule& schedule) {
                                              schedule.total_steps, schedule.warmup_steps));
   }
   if (schedule.kind != optim::ScheduleKind::multi_step) return;
-  if (schedule.milestones.empty()) section.error("milestones", "is missing: at which steps does the rate change?");
+  if (schedule.milestones.empty()) section.missing("milestones", "is missing: at which steps does the rate change?");
   for (std::size_t i = 0; i < schedule.milestones.size(); ++i) {
     if (schedule.milestones[i] < 1) section.error("milestones", "needs steps of at least 1");
     if (i > 0 && schedule.milestones[i] <= schedule.milestones[i - 1]) {
@@ -177,11 +199,13 @@ void check_schedule(ConfigSection section, const optim::Schedule& schedule) {
 }
 
 void read_schedule(ConfigSection section, optim::Schedule& schedule) {
-  const std::string name = section.choice("name", "constant", {"constant", "cosine", "step", "multi_step", "linear"});
+  const std::string name =
+      section.choice("name", "constant", {"constant", "cosine", "step", "multi_step", "linear", "one_cycle"});
   schedule.kind = name == "cosine"       ? optim::ScheduleKind::cosine
                   : name == "step"       ? optim::ScheduleKind::step
                   : name == "multi_step" ? optim::ScheduleKind::multi_step
                   : name == "linear"     ? optim::ScheduleKind::linear
+                  : name == "one_cycle"  ? optim::ScheduleKind::one_cycle
                                          : optim::ScheduleKind::constant;
   schedule.warmup_steps = section.integer("warmup_steps", 0, 0, kMany);
   schedule.warmup_factor = section.real("warmup_factor", 0, 0, 1);
@@ -190,6 +214,12 @@ void read_schedule(ConfigSection section, optim::Schedule& schedule) {
   schedule.gamma = section.real("gamma", 0.1, 0, kHuge);
   schedule.milestones = section.integers("milestones", {});
   schedule.total_steps = section.integer("total_steps", 0, 0, kMany);
+  schedule.pct_start = section.real("pct_start", 0.3, 0, 1);
+  schedule.div_factor = section.real("div_factor", 25, 1, kHuge);
+  schedule.final_div_factor = section.real("final_div_factor", 1e4, 1, kHuge);
+  if (schedule.kind == optim::ScheduleKind::one_cycle && schedule.warmup_steps > 0) {
+    section.error("warmup_steps", "one_cycle has its own rise (pct_start)");
+  }
   check_schedule(section, schedule);
 }
 
@@ -205,6 +235,36 @@ void read_train(ConfigSection section, TrainConfig& train) {
   train.step_delay = std::chrono::milliseconds(section.integer("step_delay_ms", 0, 0, 3'600'000));
 }
 
+void read_validation(ConfigSection section, const DataConfig& data, ValidationConfig& validation) {
+  validation.every_steps = section.integer("every_steps", 0, 0, kMany);
+  validation.at_start = section.boolean("at_start", false);
+  validation.patience = section.integer("patience", 0, 0, kMany);
+  validation.min_delta = section.real("min_delta", 0, 0, kHuge);
+  validation.confusion = section.path("confusion", "");
+  if (data.has_validation()) return;
+  for (const char* key : {"every_steps", "at_start", "patience", "confusion"}) {
+    if (section.has(key)) section.error(key, "needs data.validation or data.validation_share");
+  }
+}
+
+void read_checkpoint(ConfigSection section, const DataConfig& data, CheckpointConfig& checkpoint) {
+  checkpoint.dir = section.path("dir", "");
+  checkpoint.every_steps = section.integer("every_steps", 100, 0, kMany);
+  checkpoint.keep = section.integer("keep", 3, 1, kMany);
+  checkpoint.best = section.choice("best", "", {"loss", "perplexity", "accuracy", "top5"});
+  if (!checkpoint.best.empty() && !data.has_validation()) {
+    section.error("best", "needs data.validation or data.validation_share");
+  }
+  checkpoint.resume = section.path("resume", "auto");
+  for (const char* word : {"true", "false", "yes", "no", "on", "off"}) {
+    if (checkpoint.resume == word) {
+      section.error("resume",
+                    fmt::format("'{}' is neither auto, none nor a path (a folder of that name: ./{})", word, word));
+    }
+  }
+  checkpoint.timeout = std::chrono::seconds(section.integer("timeout_s", 600, 1, 86400));
+}
+
 void read_ddp(ConfigSection section, DdpConfig& ddp) {
   ddp.reducer.bucket_cap_mb = section.real("bucket_cap_mb", 25, 0.001, 1e6);
   ddp.reducer.first_bucket_mb = section.real("first_bucket_mb", 1, 0.001, 1e6);
@@ -217,7 +277,11 @@ void read_ddp(ConfigSection section, DdpConfig& ddp) {
   ddp.sync_buffers =
       section.choice("sync_buffers", "eval", {"eval", "step"}) == "step" ? SyncBuffers::step : SyncBuffers::eval;
   ddp.backend = section.choice("backend", "auto", {"auto", "nccl", "cpu"});
-  ddp.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(section.real("timeout_s", 30, 0.1, 1e6) * 1000));
+  const auto seconds = [&section](const char* key) {
+    return std::chrono::milliseconds(static_cast<std::int64_t>(section.real(key, 30, 0.1, 1e6) * 1000));
+  };
+  ddp.timeout = seconds("timeout_s");
+  ddp.connect_timeout = seconds("connect_timeout_s");
 }
 
 void read_precision(ConfigSection section, PrecisionConfig& precision) {
@@ -301,15 +365,17 @@ void find_idle_keys(ConfigSection root, const TrainerConfig& config) {
   const bool resnet = name.rfind("resnet", 0) == 0;
   const auto of_model = [&name](const char* others) { return "it is for " + std::string(others) + ", not " + name; };
   ConfigSection model = root.section("model");
-  if (name != "mlp") no_effect(model, {"hidden", "activation"}, of_model("mlp"));
-  if (!resnet) no_effect(model, {"stem", "width"}, of_model("resnet18 and resnet50"));
+  if (name != "mlp") no_effect(model, {"hidden", "activation", "norm"}, of_model("mlp"));
+  if (!resnet) no_effect(model, {"stem", "width"}, of_model("ResNets"));
   if (name != "gpt2") {
-    no_effect(model, {"vocabulary", "context", "layers", "heads", "embedding", "dropout"}, of_model("gpt2"));
+    no_effect(model, {"vocabulary", "context", "layers", "heads", "embedding"}, of_model("gpt2"));
+    if (name != "mlp") no_effect(model, {"dropout"}, of_model("gpt2 and mlp"));
   } else {
     no_effect(model, {"outputs", "classes"}, "gpt2 has model.vocabulary");
   }
   ConfigSection data = root.section("data");
   const std::string with_format = "data.format is " + format;
+  if (format != "csv") no_effect(data, {"target", "columns"}, with_format);
   if (format != "synthetic") no_effect(data, {"samples", "sample_shape"}, with_format);
   if (format != "image_folder" && !(format == "synthetic" && resnet)) no_effect(data, {"image_size"}, with_format);
   if (format != "tokens" && !(format == "synthetic" && name == "gpt2"))
@@ -317,15 +383,18 @@ void find_idle_keys(ConfigSection root, const TrainerConfig& config) {
   if (format == "tokens" || format == "synthetic") no_effect(data, {"normalize", "augment"}, with_format);
   ConfigSection optimizer = root.section("optimizer");
   if (config.update.optimizer.kind == optim::OptimizerKind::sgd) {
-    no_effect(optimizer, {"betas", "eps"}, "they are for adamw, not sgd");
+    no_effect(optimizer, {"betas", "eps"}, "they are for adam and adamw, not sgd");
   } else {
-    no_effect(optimizer, {"momentum", "dampening", "nesterov"}, "they are for sgd, not adamw");
+    no_effect(optimizer, {"momentum", "dampening", "nesterov"}, "they are for sgd, not adam or adamw");
   }
   ConfigSection schedule = root.section("schedule", "name");
   const optim::ScheduleKind kind = config.update.schedule.kind;
   const bool falls = kind == optim::ScheduleKind::cosine || kind == optim::ScheduleKind::linear;
   const bool steps = kind == optim::ScheduleKind::step || kind == optim::ScheduleKind::multi_step;
-  if (!falls) no_effect(schedule, {"min_lr", "total_steps"}, "they are for cosine and linear");
+  const bool one_cycle = kind == optim::ScheduleKind::one_cycle;
+  if (!falls) no_effect(schedule, {"min_lr"}, "it is for cosine and linear");
+  if (!falls && !one_cycle) no_effect(schedule, {"total_steps"}, "it is for cosine, linear and one_cycle");
+  if (!one_cycle) no_effect(schedule, {"pct_start", "div_factor", "final_div_factor"}, "they are for one_cycle");
   if (kind != optim::ScheduleKind::step) no_effect(schedule, {"step_size"}, "it is for step");
   if (kind != optim::ScheduleKind::multi_step) no_effect(schedule, {"milestones"}, "they are for multi_step");
   if (!steps) no_effect(schedule, {"gamma"}, "it is for step and multi_step");
@@ -333,11 +402,12 @@ void find_idle_keys(ConfigSection root, const TrainerConfig& config) {
   if (!config.precision.scale_loss) {
     no_effect(root.section("precision"), {"init_scale", "growth_interval"}, "the loss is not scaled (loss_scaling)");
   }
+  if (config.validation.patience == 0) no_effect(root.section("validation"), {"min_delta"}, "validation.patience is 0");
   if (config.ddp.reducer.compression == "none") {
     no_effect(root.section("ddp"), {"force_compression"}, "compression is none");
   }
   if (config.checkpoint.dir.empty()) {
-    no_effect(root.section("checkpoint"), {"every_steps", "keep", "timeout_s"}, "checkpoint.dir is not set");
+    no_effect(root.section("checkpoint"), {"every_steps", "keep", "best", "timeout_s"}, "checkpoint.dir is not set");
   }
 }
 
@@ -348,25 +418,14 @@ TrainerConfig read_all(ConfigSection root) {
   read_loss(root.section("loss", "name"), config.loss);
   read_optimizer(root.section("optimizer"), config);
   read_schedule(root.section("schedule", "name"), config.update.schedule);
-  check_model(root, config);
+  if (!config.model.name.empty() && !config.data.format.empty()) check_model(root, config);
   check_frozen(root.section("model"), config);
   read_train(root.section("train"), config.train);
   read_ddp(root.section("ddp"), config.ddp);
   read_precision(root.section("precision"), config.precision);
 
-  ConfigSection checkpoint = root.section("checkpoint");
-  config.checkpoint.dir = checkpoint.path("dir", "");
-  config.checkpoint.every_steps = checkpoint.integer("every_steps", 100, 0, kMany);
-  config.checkpoint.keep = checkpoint.integer("keep", 3, 1, kMany);
-  config.checkpoint.resume = checkpoint.path("resume", "auto");
-  for (const char* word : {"true", "false", "yes", "no", "on", "off"}) {
-    if (config.checkpoint.resume == word) {
-      checkpoint.error("resume",
-                       fmt::format("'{}' is neither auto, none nor a path (a folder of that name: ./{})", word, word));
-    }
-  }
-  config.checkpoint.timeout = std::chrono::seconds(checkpoint.integer("timeout_s", 600, 1, 86400));
-
+  read_validation(root.section("validation"), config.data, config.validation);
+  read_checkpoint(root.section("checkpoint"), config.data, config.checkpoint);
   ConfigSection log = root.section("log");
   config.log.file = log.path("file", "train.log");
   config.log.file_given = log.has("file");
@@ -396,6 +455,7 @@ Result<TrainerConfig> finish(Result<Config> file, const std::vector<std::string>
   if (!good) return std::move(good).error();
   find_idle_keys(file->root(), config);
   config.warnings = file->warnings();
+  config.effective = file->effective();
   return config;
 }
 

@@ -34,10 +34,19 @@ struct TransformConfig {
   std::int64_t image_size = 224;
 };
 
+// Which columns of a table are what: names of its heading, or numbers from 1.
+struct CsvConfig {
+  std::string target;                // empty: the last
+  std::vector<std::string> columns;  // that are inputs; empty: all but the target
+};
+
 struct DataConfig {
   std::string format;
-  data::DataPaths train, validation;  // validation empty: no evaluation
-  std::int64_t batch_size = 64;       // per rank and micro-batch
+  data::DataPaths train, validation;  // validation empty: no evaluation, unless there is a share
+  double validation_share = 0;        // of the training samples, held back
+  CsvConfig csv;
+  bool has_validation() const { return !validation.empty() || validation_share > 0; }
+  std::int64_t batch_size = 64;  // per rank and micro-batch
   bool shuffle = true;
   bool drop_last = false;         // the sampler's tail: torch's DistributedSampler(drop_last=True)
   bool drop_short_batch = false;  // the last batch if it is short: torch's DataLoader(drop_last=True)
@@ -49,6 +58,14 @@ struct DataConfig {
 };
 
 enum class OnNan : std::uint8_t { stop, skip };
+
+struct ValidationConfig {
+  std::int64_t every_steps = 0;  // 0: after each epoch
+  bool at_start = false;
+  std::int64_t patience = 0;  // validations without a gain after which the run ends; 0: it does not
+  double min_delta = 0;       // less is no gain
+  std::string confusion;      // folder; empty: not written
+};
 
 struct TrainConfig {
   std::int64_t epochs = 5;
@@ -71,6 +88,7 @@ struct DdpConfig {
   SyncBuffers sync_buffers = SyncBuffers::eval;
   std::string backend = "auto";
   std::chrono::milliseconds timeout{30'000};
+  std::chrono::milliseconds connect_timeout{30'000};  // until the ranks have found each other
 };
 
 struct PrecisionConfig {
@@ -84,6 +102,7 @@ struct CheckpointConfig {
   std::string dir;  // empty: none are written
   std::int64_t every_steps = 100;
   std::int64_t keep = 3;
+  std::string best;                            // loss, perplexity, accuracy or top5; empty: none is kept for it
   std::string resume = "auto";                 // auto | none | a path
   std::chrono::milliseconds timeout{600'000};  // of one save
 };
@@ -113,6 +132,7 @@ struct TrainerConfig {
   engine::LossConfig loss;
   UpdateConfig update;
   TrainConfig train;
+  ValidationConfig validation;
   DdpConfig ddp;
   PrecisionConfig precision;
   CheckpointConfig checkpoint;
@@ -120,6 +140,7 @@ struct TrainerConfig {
   OutputConfig output;
   // Keys that are given and have no effect here, with file and line; after open_data() also what it left out.
   std::vector<std::string> warnings;
+  std::map<std::string, std::string> effective;  // every key that has a value, given or by default
 };
 
 // Every key of the file ("data.batch_size") with its default as one writes it; "" where there is none.

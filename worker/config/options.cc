@@ -10,7 +10,7 @@ std::vector<OptionSpec> option_specs() {
       make_option("cfg", OptionKind::text, "", "FILE", "the same as --config"),
       make_option("set", OptionKind::text, "", "KEY=VALUE",
                   "replaces one value of the file, e.g. --set data.batch_size=32"),
-      make_option("check", OptionKind::flag, "", "", "reads and checks the file, then ends"),
+      make_option("check", OptionKind::flag, "", "", "reads and checks the file, says what it amounts to, then ends"),
       make_option("single", OptionKind::flag, "", "",
                   "trains by itself though srun or mpirun started several copies (each needs files of its own)"),
   };
@@ -21,10 +21,11 @@ std::vector<OptionSpec> option_specs() {
 }  // namespace
 
 const OptionTable& option_table() {
-  static const OptionTable table("trainer",
-                                 "trainer --config FILE [--set KEY=VALUE]...\n"
-                                 "       trainer tokenize | plot | bench   (each with its own --help)",
-                                 option_specs(), RestPolicy::none);
+  static const OptionTable table(
+      "trainer",
+      "trainer --config FILE [--set KEY=VALUE]...\n"
+      "       trainer init | data | eval | predict | generate | tokenize | plot | bench   (each with its own --help)",
+      option_specs(), RestPolicy::none);
   return table;
 }
 

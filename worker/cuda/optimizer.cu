@@ -22,10 +22,10 @@ __global__ void sgd_kernel(std::int64_t count, float lr, float momentum, float d
 
 template <typename T>
 __global__ void adamw_kernel(std::int64_t count, float lr, float beta1, float beta2, float eps, float correction1,
-                             float root_correction2, float unscale, float clip, float decay, float* parameter,
+                             float root_correction2, float unscale, float clip, float decay, float l2, float* parameter,
                              const float* gradient, float* average, float* squares, T* low) {
   for (std::int64_t i = first_index(); i < count; i += index_step()) {
-    const float g = gradient[i] * unscale * clip;
+    const float g = gradient[i] * unscale * clip + l2 * parameter[i];
     float p = parameter[i] * (1.0f - lr * decay);
     const float m = average[i] + (g - average[i]) * (1.0f - beta1);
     const float v = beta2 * squares[i] + (1.0f - beta2) * g * g;
@@ -81,7 +81,8 @@ void adamw(Stream stream, DType low_type, const UpdateChunk& chunk, const AdamwU
     launch(adamw_kernel<T>, grid_for(chunk.count), kBlock, stream, chunk.count, static_cast<float>(update.lr),
            static_cast<float>(update.beta1), static_cast<float>(update.beta2), static_cast<float>(update.eps),
            static_cast<float>(update.correction1), static_cast<float>(sqrt(update.correction2)),
-           static_cast<float>(update.unscale), static_cast<float>(update.clip), chunk.decay,
+           static_cast<float>(update.unscale), static_cast<float>(update.clip), update.decoupled ? chunk.decay : 0,
+           update.decoupled ? 0 : chunk.decay,
            static_cast<float*>(chunk.parameter), static_cast<const float*>(chunk.gradient),
            static_cast<float*>(chunk.state1), static_cast<float*>(chunk.state2), static_cast<T*>(chunk.low));
   });

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,6 +56,7 @@ class Dataset {
 struct DataPaths {
   std::string inputs;
   std::string targets;
+  std::vector<std::string> more = {};  // csv, tokens: further files of inputs, in this order
   bool empty() const { return inputs.empty(); }
 };
 
@@ -64,16 +66,25 @@ struct DatasetOptions {
   std::string format;  // csv, idx, npy, image_folder, tokens, synthetic
   DataPaths paths;
   TargetKind target = TargetKind::classes;
-  std::int64_t classes = 0;          // of the model; 0: take what the data have
-  std::int64_t ignore_index = -100;  // this label is no class and legal: the loss leaves it out
-  bool training = true;              // augment; else center crop only
-  std::vector<double> mean, std;     // per channel, after scaling bytes to 0..1; empty: none
-  bool crop = false, flip = false;   // augment: random crop, horizontal flip
+  std::int64_t classes = 0;              // of the model; 0: take what the data have
+  std::int64_t ignore_index = -100;      // this label is no class and legal: the loss leaves it out
+  bool training = true;                  // augment; else center crop only
+  std::string target_column;             // csv: name or number from 1; empty: the last
+  std::vector<std::string> columns;      // csv: those that are inputs; empty: all but the target
+  std::vector<std::string> class_names;  // csv: of the training data, where its targets are words
+  std::vector<double> mean, std;         // per channel, after scaling bytes to 0..1; empty: none
+  bool crop = false, flip = false;       // augment: random crop, horizontal flip
+  bool unlabeled = false;                // inputs alone, for answers; every target reads as 0
+  std::int64_t inputs = 0;              // unlabeled csv: numbers of a sample; one more column, the target, is passed by
+  std::vector<std::string> files = {};  // unlabeled image_folder: the pictures, wherever they lie
   std::int64_t image_size = 224;
   std::int64_t sequence_length = 1024;
   std::int64_t synthetic_samples = 1024;
   std::vector<std::int64_t> synthetic_shape;  // of one input; empty: tokens of sequence_length
 };
+
+// Of a kind that image_folder reads.
+bool is_image_name(const std::filesystem::path& path);
 
 // Opens and checks: sizes, shapes, and for data in memory every label against `classes`.
 Result<std::unique_ptr<Dataset>> open_dataset(const DatasetOptions& options);

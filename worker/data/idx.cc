@@ -48,13 +48,19 @@ Result<IdxArray> read_idx(const std::string& path) {
 }  // namespace
 
 Result<std::unique_ptr<Dataset>> open_idx(const DatasetOptions& options) {
-  if (options.paths.targets.empty()) {
+  if (options.paths.targets.empty() && !options.unlabeled) {
     return Error(Errc::invalid_argument,
                  options.paths.inputs + ": idx data are two files: {inputs: IMAGES, targets: LABELS}");
   }
   auto images = read_idx(options.paths.inputs);
   if (!images) return std::move(images).error();
-  auto labels = read_idx(options.paths.targets);
+  Result<IdxArray> labels = IdxArray();
+  if (options.unlabeled) {
+    labels->shape = {images->shape.at(0)};
+    labels->values.assign(static_cast<std::size_t>(images->shape[0]), 0);
+  } else {
+    labels = read_idx(options.paths.targets);
+  }
   if (!labels) return std::move(labels).error();
   if (images->shape.size() < 2) return Error(Errc::malformed, options.paths.inputs + ": labels, not images");
   if (labels->shape.size() != 1) return Error(Errc::malformed, options.paths.targets + ": not a list of labels");

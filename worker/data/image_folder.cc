@@ -25,11 +25,6 @@ std::string ending_of(const fs::path& path) {
   return ending;
 }
 
-bool is_image(const fs::path& path) {
-  const std::string ending = ending_of(path);
-  return ending == ".jpg" || ending == ".jpeg" || ending == ".png";
-}
-
 // A picture for others, which we cannot read.
 bool is_foreign_image(const fs::path& path) {
   static const std::set<std::string> kEndings = {".avif", ".bmp", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jxl",
@@ -148,7 +143,20 @@ class ImageFolder final : public Dataset {
 
 }  // namespace
 
+bool is_image_name(const fs::path& path) {
+  const std::string ending = ending_of(path);
+  return ending == ".jpg" || ending == ".jpeg" || ending == ".png";
+}
+
+static Result<std::unique_ptr<Dataset>> open_pictures(const DatasetOptions& options) {
+  std::vector<ImageFolder::File> files;
+  for (const std::string& path : options.files) files.push_back({path, 0});
+  return std::unique_ptr<Dataset>(
+      std::make_unique<ImageFolder>(std::move(files), std::vector<std::string>(), std::vector<std::string>(), options));
+}
+
 Result<std::unique_ptr<Dataset>> open_image_folder(const DatasetOptions& options) {
+  if (options.unlabeled) return open_pictures(options);
   const std::string& root = options.paths.inputs;
   std::error_code failed;
   LeftOut left_out(root);
@@ -183,12 +191,12 @@ Result<std::unique_ptr<Dataset>> open_image_folder(const DatasetOptions& options
       std::error_code ignored;
       if (is_hidden(it->path())) {
         it.disable_recursion_pending();
-        if (is_image(it->path()) || it->is_directory(ignored)) left_out.hidden(it->path());
+        if (is_image_name(it->path()) || it->is_directory(ignored)) left_out.hidden(it->path());
         continue;
       }
       if (is_broken_link(*it)) return broken_link(it->path());
       if (!it->is_regular_file(ignored)) continue;
-      if (is_image(it->path())) paths.push_back(it->path().string());
+      if (is_image_name(it->path())) paths.push_back(it->path().string());
       if (is_foreign_image(it->path())) {
         left_out.foreign(it->path());
         of_class.foreign(it->path());

@@ -11,11 +11,34 @@
 namespace ddprun::data {
 namespace {
 
+// How many numbers normalising goes round: an image's channels, or, if as many are given, a table's columns.
+std::int64_t channels_of(const std::vector<std::int64_t>& shape, std::size_t given) {
+  if (shape.size() == 3) return shape[2];
+  return shape.size() == 1 && static_cast<std::int64_t>(given) == shape[0] ? shape[0] : 1;
+}
+
+// A nan among the inputs turns the loss, and with it all parameters, into nan at some later step.
+Result<void> all_finite(const MemorySamples& samples, std::size_t per_sample, bool targets_too) {
+  for (std::size_t i = 0; i < samples.float_inputs.size(); ++i) {
+    if (std::isfinite(samples.float_inputs[i])) continue;
+    return Error(Errc::invalid_argument,
+                 fmt::format("{}: value {} is {}; replace it, or leave the sample out",
+                             samples.row_name(i / per_sample), i % per_sample, samples.float_inputs[i]));
+  }
+  const std::size_t per_target = samples.targets.size() / static_cast<std::size_t>(samples.count);
+  for (std::size_t i = 0; targets_too && i < samples.targets.size(); ++i) {
+    if (std::isfinite(samples.targets[i])) continue;
+    return Error(Errc::invalid_argument, fmt::format("{}: the target is {}; replace it, or leave the sample out",
+                                                     samples.row_name(i / per_target, true), samples.targets[i]));
+  }
+  return {};
+}
+
 class MemoryDataset final : public Dataset {
  public:
   MemoryDataset(MemorySamples samples, SampleSpec spec, const DatasetOptions& options)
       : samples_(std::move(samples)), spec_(std::move(spec)), options_(options) {
-    const std::int64_t channels = spec_.input_shape.size() == 3 ? spec_.input_shape[2] : 1;
+    const std::int64_t channels = channels_of(spec_.input_shape, options_.mean.size());
     mean_.assign(static_cast<std::size_t>(channels), 0.0F);
     std_.assign(mean_.size(), 1.0F);
     for (std::size_t c = 0; c < mean_.size() && !options_.mean.empty(); ++c) {
@@ -56,12 +79,7 @@ class MemoryDataset final : public Dataset {
     return {};
   }
 
-  std::string name_of(std::int64_t index) const override {
-    if (samples_.rows_are_lines) {
-      return fmt::format("{}:{}", samples_.input_name, samples_.lines[static_cast<std::size_t>(index)]);
-    }
-    return fmt::format("{} sample {}", samples_.input_name, index);
-  }
+  std::string name_of(std::int64_t index) const override { return samples_.row_name(static_cast<std::size_t>(index)); }
 
  private:
   float normalised(float value, std::size_t channel) const { return (value - mean_[channel]) / std_[channel]; }
@@ -121,6 +139,15 @@ class MemoryDataset final : public Dataset {
 
 }  // namespace
 
+std::string MemorySamples::row_name(std::size_t row, bool of_targets) const {
+  const std::string* file = of_targets ? &target_name : &input_name;
+  for (const auto& [path, first] : files) {
+    if (static_cast<std::size_t>(first) <= row) file = &path;
+  }
+  if (rows_are_lines) return fmt::format("{}:{}", *file, lines[row]);
+  return fmt::format("{} sample {}", *file, row);
+}
+
 Result<std::unique_ptr<Dataset>> make_memory_dataset(MemorySamples samples, const DatasetOptions& options) {
   SampleSpec spec;
   spec.input_shape = samples.input_shape;
@@ -132,11 +159,15 @@ Result<std::unique_ptr<Dataset>> make_memory_dataset(MemorySamples samples, cons
                    samples.input_name + ": data.augment needs images (height x width x channels)");
     }
   }
-  const std::int64_t channels = samples.input_shape.size() == 3 ? samples.input_shape[2] : 1;
+  const std::int64_t channels = channels_of(samples.input_shape, options.mean.size());
   if (!options.mean.empty() && options.mean.size() != 1 && static_cast<std::int64_t>(options.mean.size()) != channels) {
-    return Error(Errc::invalid_argument, fmt::format("{}: data.normalize has {} numbers for {} channels",
-                                                     samples.input_name, options.mean.size(), channels));
+    const bool table = samples.input_shape.size() == 1;
+    return Error(Errc::invalid_argument,
+                 fmt::format("{}: data.normalize has {} numbers for {} {}", samples.input_name, options.mean.size(),
+                             table ? samples.input_shape[0] : channels, table ? "columns of inputs" : "channels"));
   }
+  auto finite = all_finite(samples, static_cast<std::size_t>(spec.input_count()), options.target == TargetKind::values);
+  if (!finite) return std::move(finite).error();
   if (options.target == TargetKind::values) {
     spec.target_type = ElementType::f32;
   } else {
@@ -148,13 +179,10 @@ Result<std::unique_ptr<Dataset>> make_memory_dataset(MemorySamples samples, cons
       if (label == static_cast<double>(options.ignore_index)) continue;
       const bool whole = std::floor(label) == label && std::fabs(label) < 2147483648.0;
       if (!whole || label < 0 || (options.classes > 0 && label >= static_cast<double>(options.classes))) {
-        const std::int64_t row = static_cast<std::int64_t>(i) / per_sample;
-        const std::string where = samples.rows_are_lines ? fmt::format("{}:{}", samples.target_name,
-                                                                       samples.lines[static_cast<std::size_t>(row)])
-                                                         : fmt::format("{} sample {}", samples.target_name, row);
-        return Error(Errc::invalid_argument,
-                     fmt::format("{}: label {} is not a class number from 0 to {}", where, label,
-                                 options.classes > 0 ? options.classes - 1 : 2147483647));
+        const std::string where = samples.row_name(i / static_cast<std::size_t>(per_sample), true);
+        return Error(Errc::invalid_argument, fmt::format("{}: label {} is not a class number from 0 to {}{}", where,
+                                                         label, options.classes > 0 ? options.classes - 1 : 2147483647,
+                                                         whole ? "" : "; for targets that are numbers use loss: mse"));
       }
       largest = std::max(largest, label);
     }
@@ -162,7 +190,9 @@ Result<std::unique_ptr<Dataset>> make_memory_dataset(MemorySamples samples, cons
       return Error(Errc::invalid_argument,
                    fmt::format("{}: every label is loss.ignore_index {}", samples.target_name, options.ignore_index));
     }
-    spec.classes = options.classes > 0 ? options.classes : static_cast<std::int64_t>(largest) + 1;
+    spec.class_names = samples.class_names;
+    const std::int64_t named = static_cast<std::int64_t>(spec.class_names.size());
+    spec.classes = options.classes > 0 ? options.classes : named > 0 ? named : static_cast<std::int64_t>(largest) + 1;
   }
   return std::unique_ptr<Dataset>(std::make_unique<MemoryDataset>(std::move(samples), std::move(spec), options));
 }

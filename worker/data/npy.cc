@@ -111,13 +111,18 @@ Result<NpyArray> open_npy_array(const std::string& path) {
 }
 
 Result<std::unique_ptr<Dataset>> open_npy(const DatasetOptions& options) {
-  if (options.paths.targets.empty()) {
+  if (options.paths.targets.empty() && !options.unlabeled) {
     return Error(Errc::invalid_argument,
                  options.paths.inputs + ": npy data are two files: {inputs: X.npy, targets: Y.npy}");
   }
   auto inputs = open_npy_array(options.paths.inputs);
   if (!inputs) return std::move(inputs).error();
-  auto targets = open_npy_array(options.paths.targets);
+  Result<NpyArray> targets = NpyArray();
+  if (options.unlabeled) {
+    targets->shape = {inputs->shape.empty() ? 0 : inputs->shape[0]};
+  } else {
+    targets = open_npy_array(options.paths.targets);
+  }
   if (!targets) return std::move(targets).error();
   if (inputs->shape.size() < 2) {
     return Error(Errc::invalid_argument, options.paths.inputs + ": needs at least two dimensions (samples first)");
@@ -148,7 +153,7 @@ Result<std::unique_ptr<Dataset>> open_npy(const DatasetOptions& options) {
       samples.float_inputs[static_cast<std::size_t>(i)] = static_cast<float>(inputs->at(i));
     }
   }
-  samples.targets.resize(static_cast<std::size_t>(targets->count));
+  samples.targets.resize(static_cast<std::size_t>(options.unlabeled ? inputs->shape[0] : targets->count));
   for (std::int64_t i = 0; i < targets->count; ++i) samples.targets[static_cast<std::size_t>(i)] = targets->at(i);
   return make_memory_dataset(std::move(samples), options);
 }

@@ -467,9 +467,11 @@ class CpuKernels final : public Kernels {
     for (std::size_t i = 0; i < chunks.size(); ++i) {
       const UpdateChunk& c = chunks[i];
       loops_.adamw(c.count, f(c.parameter), f(c.gradient), f(c.state1), f(c.state2),
-                   static_cast<float>(1 - u.lr * c.decay), static_cast<float>(u.beta1), static_cast<float>(u.beta2),
-                   static_cast<float>(u.lr / u.correction1), static_cast<float>(std::sqrt(u.correction2)),
-                   static_cast<float>(u.eps), static_cast<float>(u.unscale), static_cast<float>(u.clip));
+                   static_cast<float>(u.decoupled ? 1 - u.lr * c.decay : 1),
+                   static_cast<float>(u.decoupled ? 0 : c.decay), static_cast<float>(u.beta1),
+                   static_cast<float>(u.beta2), static_cast<float>(u.lr / u.correction1),
+                   static_cast<float>(std::sqrt(u.correction2)), static_cast<float>(u.eps),
+                   static_cast<float>(u.unscale), static_cast<float>(u.clip));
     }
   }
   GradientNorm gradient_norm(std::span<const UpdateChunk> chunks, double unscale) override {

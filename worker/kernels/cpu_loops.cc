@@ -459,12 +459,12 @@ void sgd(I n, float* p, const float* g, float* buffer, float lr, float momentum,
   }
 }
 
-void adamw(I n, float* p, const float* g, float* m, float* v, float keep, float beta1, float beta2, float step_size,
-           float root2, float eps, float unscale, float clip) {
+void adamw(I n, float* p, const float* g, float* m, float* v, float keep, float l2, float beta1, float beta2,
+           float step_size, float root2, float eps, float unscale, float clip) {
   const float take1 = 1.0f - beta1, take2 = 1.0f - beta2;
 #pragma omp simd
   for (I i = 0; i < n; ++i) {
-    const float gradient = g[i] * unscale * clip;
+    const float gradient = g[i] * unscale * clip + l2 * p[i];
     const float m1 = m[i] + (gradient - m[i]) * take1;
     const float v1 = beta2 * v[i] + take2 * gradient * gradient;
     m[i] = m1;

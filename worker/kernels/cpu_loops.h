@@ -67,8 +67,8 @@ struct Loops {
 
   void (*sgd)(std::int64_t n, float* p, const float* g, float* buffer, float lr, float momentum, float dampening,
               bool nesterov, bool first, float decay, float unscale, float clip);
-  void (*adamw)(std::int64_t n, float* p, const float* g, float* m, float* v, float keep, float beta1, float beta2,
-                float step_size, float root2, float eps, float unscale, float clip);
+  void (*adamw)(std::int64_t n, float* p, const float* g, float* m, float* v, float keep, float l2, float beta1,
+                float beta2, float step_size, float root2, float eps, float unscale, float clip);
   double (*squared_norm)(std::int64_t n, const float* g, float unscale, bool* not_finite);
 };
 

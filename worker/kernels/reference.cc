@@ -453,9 +453,13 @@ class Reference final : public Kernels {
   void adamw(std::span<const UpdateChunk> chunks, const AdamwUpdate& u) override {
     for (const UpdateChunk& c : chunks)
       for (I i = 0; i < c.count; ++i) {
-        const double g = d(c.gradient)[i] * u.unscale * u.clip;
         double &p = d(c.parameter)[i], &m = d(c.state1)[i], &v = d(c.state2)[i];
-        p *= 1 - u.lr * c.decay;
+        double g = d(c.gradient)[i] * u.unscale * u.clip;
+        if (u.decoupled) {
+          p *= 1 - u.lr * c.decay;
+        } else {
+          g += c.decay * p;
+        }
         m += (g - m) * (1 - u.beta1);
         v = u.beta2 * v + (1 - u.beta2) * g * g;
         p -= u.lr / u.correction1 * m / (std::sqrt(v) / std::sqrt(u.correction2) + u.eps);

@@ -27,6 +27,7 @@ struct SgdUpdate {
 struct AdamwUpdate {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0;
   double correction1 = 1, correction2 = 1;  // 1 - beta^t
+  bool decoupled = true;  // decay shrinks the parameter (AdamW); else it is added to the gradient (Adam)
   double unscale = 1, clip = 1;
 };
 

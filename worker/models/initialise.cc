@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "worker/models/builders.h"
 #include "worker/models/models.h"
 #include "worker/tensor/rng.h"
 
@@ -77,10 +78,9 @@ void initialise_resnet(const ModelConfig& config, Initialiser& init) {
   // Construction: a block's downsample convolution is made before the block itself. modules() walks in definition
   // order.
   std::vector<std::string> constructed = {"conv1"}, walked = {"conv1"};
-  const bool bottleneck = config.name == "resnet50";
-  const int blocks18[] = {2, 2, 2, 2}, blocks50[] = {3, 4, 6, 3};
+  const auto [bottleneck, blocks] = *resnet_stages(config.name);
   for (int stage = 0; stage < 4; ++stage) {
-    for (int block = 0; block < (bottleneck ? blocks50 : blocks18)[stage]; ++block) {
+    for (int block = 0; block < blocks[static_cast<std::size_t>(stage)]; ++block) {
       const std::string name = "layer" + std::to_string(stage + 1) + "." + std::to_string(block);
       const bool down = init.has(name + ".downsample.0.weight");
       if (down) constructed.push_back(name + ".downsample.0");

@@ -18,7 +18,7 @@ Value activate(Graph& graph, Activation activation, Value x) {
 
 }  // namespace
 
-// mlp: fc1, activation, fc2, activation, ... fcN. linear: one layer "fc".
+// mlp: fc1, norm1?, activation, dropout?, fc2, ... fcN. linear: one layer "fc".
 void build_mlp(const ModelConfig& config, std::int64_t batch_size, Model& model) {
   Graph& g = model.graph;
   model.input = g.input("input", Shape{batch_size, config.inputs}, DType::f32);
@@ -29,7 +29,12 @@ void build_mlp(const ModelConfig& config, std::int64_t batch_size, Model& model)
   Value x = model.input;
   std::size_t layer = 1;
   for (std::int64_t width : config.hidden) {
-    x = activate(g, config.activation, g.linear(x, "fc" + std::to_string(layer++), width));
+    const std::string number = std::to_string(layer++);
+    x = g.linear(x, "fc" + number, width);
+    if (config.norm == Norm::layer) x = g.layer_norm(x, "norm" + number);
+    if (config.norm == Norm::batch) x = g.batch_norm(x, "norm" + number);
+    x = activate(g, config.activation, x);
+    if (config.dropout > 0) x = g.dropout(x, config.dropout);
   }
   model.logits = g.linear(x, "fc" + std::to_string(layer), config.outputs);
 }

@@ -22,7 +22,7 @@ Result<void> check(const ModelConfig& c, const LossConfig& loss) {
     }
     return need(c.outputs > 0, fmt::format("outputs must be positive, not {}", c.outputs));
   }
-  if (c.name == "resnet18" || c.name == "resnet50") {
+  if (resnet_stages(c.name)) {
     if (loss.kind == LossKind::mse) return need(false, "wants the loss cross_entropy, not mse");
     if (auto r = need(c.outputs > 0, fmt::format("outputs must be positive, not {}", c.outputs)); !r) return r;
     if (auto r = need(c.width > 0 && c.channels > 0, "width and channels must be positive"); !r) return r;
@@ -47,7 +47,7 @@ Result<void> check(const ModelConfig& c, const LossConfig& loss) {
     return need(c.gpt2.sequence_length > 0 && c.gpt2.sequence_length <= c.gpt2.context,
                 fmt::format("sequence_length {} is not in 1..{} (context)", c.gpt2.sequence_length, c.gpt2.context));
   }
-  return need(false, "unknown; known are linear, mlp, resnet18, resnet50, gpt2");
+  return need(false, "unknown; known are linear, mlp, resnet18, 34, 50, 101, 152, gpt2");
 }
 
 }  // namespace

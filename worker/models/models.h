@@ -23,6 +23,8 @@ enum class Stem : std::uint8_t {
   small,     // 3x3 stride 1, no pool: 32x32 and 28x28 images
 };
 
+enum class Norm : std::uint8_t { none, layer, batch };
+
 enum class Activation : std::uint8_t { relu, gelu, silu };
 
 enum class Init : std::uint8_t { standard, zeros };
@@ -37,12 +39,14 @@ struct Gpt2Config {
 
 // One struct for all models; which fields count is said beside them.
 struct ModelConfig {
-  std::string name = {};  // linear | mlp | resnet18 | resnet50 | gpt2
+  std::string name = {};  // linear | mlp | resnet18, 34, 50, 101, 152 | gpt2
   Init init = Init::standard;
   std::int64_t inputs = 0;                   // linear, mlp: features per sample
   std::int64_t outputs = 10;                 // linear, mlp, resnet: classes or regression outputs
   std::vector<std::int64_t> hidden = {};     // mlp: widths of the hidden layers
   Activation activation = Activation::relu;  // mlp: between its layers
+  Norm norm = Norm::none;                    // mlp: before each activation
+  double dropout = 0;                        // mlp: after each activation
   Stem stem = Stem::imagenet;                // resnet
   std::int64_t width = 64;                   // resnet: channels of the first stage
   std::int64_t channels = 3;                 // resnet

@@ -3,7 +3,7 @@
 namespace ddprun::engine {
 namespace {
 
-// torchvision's BasicBlock (ResNet-18) or Bottleneck (ResNet-50, stride on the 3x3 convolution) under `name`.
+// torchvision's BasicBlock (ResNet-18, 34) or Bottleneck (50 and up, stride on the 3x3 convolution) under `name`.
 Value residual_block(Graph& g, Value x, const std::string& name, std::int64_t width, std::int64_t stride,
                      bool bottleneck) {
   const Graph::Segment segment = g.checkpoint();
@@ -33,11 +33,18 @@ Value residual_block(Graph& g, Value x, const std::string& name, std::int64_t wi
 
 }  // namespace
 
+std::optional<ResnetStages> resnet_stages(const std::string& name) {
+  if (name == "resnet18") return ResnetStages{false, {2, 2, 2, 2}};
+  if (name == "resnet34") return ResnetStages{false, {3, 4, 6, 3}};
+  if (name == "resnet50") return ResnetStages{true, {3, 4, 6, 3}};
+  if (name == "resnet101") return ResnetStages{true, {3, 4, 23, 3}};
+  if (name == "resnet152") return ResnetStages{true, {3, 8, 36, 3}};
+  return std::nullopt;
+}
+
 void build_resnet(const ModelConfig& config, std::int64_t batch_size, Model& model) {
   Graph& g = model.graph;
-  const bool bottleneck = config.name == "resnet50";
-  const int blocks18[] = {2, 2, 2, 2}, blocks50[] = {3, 4, 6, 3};
-  const int* blocks = bottleneck ? blocks50 : blocks18;
+  const auto [bottleneck, blocks] = *resnet_stages(config.name);
   model.input = g.input("input", Shape{batch_size, config.image_size, config.image_size, config.channels}, DType::f32);
   Value x = model.input;
   if (config.stem == Stem::imagenet) {
@@ -50,7 +57,7 @@ void build_resnet(const ModelConfig& config, std::int64_t batch_size, Model& mod
   }
   std::int64_t width = config.width;
   for (int stage = 0; stage < 4; ++stage, width *= 2) {
-    for (int block = 0; block < blocks[stage]; ++block) {
+    for (int block = 0; block < blocks[static_cast<std::size_t>(stage)]; ++block) {
       const std::string name = "layer" + std::to_string(stage + 1) + "." + std::to_string(block);
       x = residual_block(g, x, name, width, stage > 0 && block == 0 ? 2 : 1, bottleneck);
     }

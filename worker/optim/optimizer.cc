@@ -28,7 +28,7 @@ class FlatOptimizer final : public Optimizer {
 
   // false: no memory.
   bool allocate() {
-    const int states = config_.kind == OptimizerKind::adamw ? 2 : config_.momentum != 0 ? 1 : 0;
+    const int states = config_.kind != OptimizerKind::sgd ? 2 : config_.momentum != 0 ? 1 : 0;
     std::size_t bytes = 0;
     for (const Parameter& p : store_.parameters()) {
       if (p.trainable) bytes += padded(p);
@@ -49,7 +49,7 @@ class FlatOptimizer final : public Optimizer {
         if (states > 1) c.state2 = arena_ + bytes + at;
         begin += static_cast<std::size_t>(c.count);
       }
-      if (config_.kind == OptimizerKind::adamw) {
+      if (config_.kind != OptimizerKind::sgd) {
         state_.push_back({p.name, "exp_avg", p.shape, p.dtype, arena_ + offset});
         state_.push_back({p.name, "exp_avg_sq", p.shape, p.dtype, arena_ + bytes + offset});
       } else if (states == 1) {
@@ -79,6 +79,7 @@ class FlatOptimizer final : public Optimizer {
                              .eps = config_.eps,
                              .correction1 = 1 - std::pow(config_.beta1, t),
                              .correction2 = 1 - std::pow(config_.beta2, t),
+                             .decoupled = config_.kind == OptimizerKind::adamw,
                              .unscale = factors.unscale,
                              .clip = factors.clip});
   }

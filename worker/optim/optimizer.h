@@ -10,7 +10,11 @@
 
 namespace ddprun::optim {
 
-enum class OptimizerKind : std::uint8_t { sgd, adamw };
+enum class OptimizerKind : std::uint8_t {
+  sgd,
+  adam,   // weight decay is added to the gradient
+  adamw,  // weight decay is decoupled
+};
 
 // Defaults are torch's (SGD weight_decay 0, AdamW 0.01: the caller's configuration decides).
 struct OptimizerConfig {

@@ -41,6 +41,7 @@ Result<std::unique_ptr<Ranks>> connect_ranks(const DdpConfig& config, const Work
   if (!backend) return std::move(backend).error();
   options.backend = *backend;
   options.timeout = config.timeout;
+  options.connect_timeout = config.connect_timeout;
   auto communicator = comm::make_communicator(env, options);
   if (!communicator) return std::move(communicator).error();
   return std::make_unique<Ranks>(std::move(*communicator), env, stop);

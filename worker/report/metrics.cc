@@ -18,6 +18,13 @@
 
 namespace ddprun::trainer {
 
+// A tenth, or three digits where that is more.
+static double three_digits(double speed) {
+  if (!(speed > 0) || speed >= 100) return std::round(speed * 10) / 10;
+  const double unit = std::pow(10, std::floor(std::log10(speed)) - 2);
+  return std::round(speed / unit) * unit;
+}
+
 std::string to_json_line(const StepMetrics& m) {
   nlohmann::ordered_json json;
   json["step"] = m.step;
@@ -26,7 +33,9 @@ std::string to_json_line(const StepMetrics& m) {
   json["lr"] = m.lr;
   json["scale"] = m.scale;
   json["skipped"] = m.skipped;
-  json["samples_per_s"] = std::round(m.samples_per_s * 10) / 10;
+  json["grad_norm"] = m.grad_norm;
+  json["samples_per_s"] = three_digits(m.samples_per_s);
+  if (m.tokens_per_s > 0) json["tokens_per_s"] = three_digits(m.tokens_per_s);
   return json.dump() + "\n";
 }
 
@@ -110,7 +119,7 @@ Result<void> LineFile::append(const std::string& lines) {
   return {};
 }
 
-Result<std::int64_t> metrics_bytes_up_to(const std::string& path, std::int64_t step) {
+Result<std::int64_t> metrics_bytes_up_to(const std::string& path, std::int64_t step, bool validated) {
   if (step == 0) return std::int64_t{0};
   auto bytes = read_file(path, std::size_t{8} << 30);
   if (!bytes) {
@@ -127,6 +136,7 @@ Result<std::int64_t> metrics_bytes_up_to(const std::string& path, std::int64_t s
         json["step"].get<std::int64_t>() > step) {
       break;
     }
+    if (!validated && json["step"].get<std::int64_t>() == step && json.contains("validation")) break;
     at = end + 1;
   }
   return static_cast<std::int64_t>(at);

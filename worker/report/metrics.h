@@ -13,12 +13,14 @@ namespace ddprun::trainer {
 
 struct StepMetrics {
   std::int64_t step = 0;   // from 1
-  std::int64_t epoch = 0;  // from 0
+  std::int64_t epoch = 1;  // from 1, as in the log
   double loss = 0;         // mean over all samples of the step on all ranks
   double lr = 0;
   double scale = 1;  // of the loss; the value the step was made with
   bool skipped = false;
+  double grad_norm = 0;      // of all gradients, before clipping
   double samples_per_s = 0;  // over all ranks
+  double tokens_per_s = 0;   // 0: not a language model
 };
 
 std::string to_json_line(const StepMetrics& metrics);  // with '\n'; a loss that is not finite becomes null
@@ -49,7 +51,8 @@ class LineFile {
 // Could `path` be written? Makes the folder that it lies in, but not the file. Errors as of LineFile::open().
 Result<void> check_writable(const std::string& path);
 
-// How many bytes of a metrics file belong to steps up to `step`: whole lines only. A missing file: 0.
-Result<std::int64_t> metrics_bytes_up_to(const std::string& path, std::int64_t step);
+// How many bytes of a metrics file belong to steps up to `step`: whole lines only. A missing file: 0. validated: the
+// validation of that step is known to the checkpoint; else its line goes, since it will be written again.
+Result<std::int64_t> metrics_bytes_up_to(const std::string& path, std::int64_t step, bool validated = true);
 
 }  // namespace ddprun::trainer

@@ -26,8 +26,8 @@ std::string time_stamp() {
 }
 
 std::string rate(const ProgressState& state) {
-  std::string text = fmt::format("{:.0f} samples/s", state.samples_per_s);
-  if (state.tokens_per_s > 0) text += fmt::format(" {:.0f} tokens/s", state.tokens_per_s);
+  std::string text = format_speed(state.samples_per_s) + " samples/s";
+  if (state.tokens_per_s > 0) text += " " + format_speed(state.tokens_per_s) + " tokens/s";
   return text;
 }
 
@@ -48,7 +48,12 @@ std::string format_duration(double seconds) {
 
 std::string format_loss(double loss) {
   if (std::isnan(loss)) return "nan";
-  return std::fabs(loss) < 1e6 ? fmt::format("{:.4f}", loss) : fmt::format("{:.4g}", loss);
+  const double size = std::fabs(loss);
+  return (size >= 0.1 && size < 1e6) || size == 0 ? fmt::format("{:.4f}", loss) : fmt::format("{:.4g}", loss);
+}
+
+std::string format_speed(double per_second) {
+  return per_second < 100 ? fmt::format("{:.3g}", per_second) : fmt::format("{:.0f}", per_second);
 }
 
 std::string progress_line(const ProgressState& s) {

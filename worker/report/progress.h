@@ -21,7 +21,8 @@ struct ProgressState {
 };
 
 std::string format_duration(double seconds);                      // "0:07", "12:34", "3:04:05"
-std::string format_loss(double loss);                             // "0.4321", "3.22e+37", "nan"
+std::string format_loss(double loss);                             // "0.4321", "1.234e-05", "3.22e+37", "nan"
+std::string format_speed(double per_second);                      // "1234", "12.3", "0.042"
 std::string progress_line(const ProgressState& state);            // one plain line
 std::string progress_bar(const ProgressState& state, int width);  // fits `width` columns, no newline
 

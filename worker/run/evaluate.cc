@@ -18,6 +18,15 @@ static Result<bool> wait_for(data::Loader& loader, const EvalControl& control) {
   return true;
 }
 
+static void count_answer(const float* row, std::int64_t classes, std::int32_t target, EvalCounts& counts) {
+  const std::int64_t answer = std::max_element(row, row + classes) - row;
+  if (answer == target) ++counts.correct;
+  if (target < 0 || target >= classes) return;  // loss.ignore_index
+  const auto larger = std::count_if(row, row + classes, [best = row[target]](float value) { return value > best; });
+  if (larger < 5) ++counts.in_top5;
+  if (!counts.confusion.empty()) counts.confusion[static_cast<std::size_t>(target * classes + answer)] += 1;
+}
+
 Result<EvalCounts> evaluate_share(const data::Dataset& dataset, data::Loader& loader, Plans& plans,
                                   const engine::LossConfig& loss, std::int64_t rank, std::int64_t world_size,
                                   const EvalControl& control) {
@@ -27,6 +36,8 @@ Result<EvalCounts> evaluate_share(const data::Dataset& dataset, data::Loader& lo
   const bool classify = dataset.spec().classes > 0 && dataset.spec().target_count() == 1;
   const std::int64_t targets_per_sample = dataset.spec().classes > 0 ? dataset.spec().target_count() : 1;
   std::vector<float> logits;
+  const auto classes_of_data = static_cast<std::size_t>(dataset.spec().classes);
+  if (classify && control.confusion) counts.confusion.resize(classes_of_data * classes_of_data);
   auto begun = loader.begin_epoch(0, std::move(mine));
   if (!begun) return std::move(begun).error();
   for (;;) {
@@ -62,10 +73,7 @@ Result<EvalCounts> evaluate_share(const data::Dataset& dataset, data::Loader& lo
     const std::int64_t classes = shape.back();
     logits.resize(static_cast<std::size_t>(shape.count()));
     plan.read(model.logits, logits.data());
-    for (std::int64_t i = 0; i < b.size; ++i) {
-      const float* row = logits.data() + i * classes;
-      if (std::max_element(row, row + classes) - row == targets[i]) ++counts.correct;
-    }
+    for (std::int64_t i = 0; i < b.size; ++i) count_answer(logits.data() + i * classes, classes, targets[i], counts);
   }
 }
 

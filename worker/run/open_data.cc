@@ -2,38 +2,51 @@
 
 #include <fmt/format.h>
 
+#include <glob.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <string>
+
+#include "worker/data/views.h"
 
 namespace ddprun::trainer {
 namespace {
 
-Result<std::unique_ptr<data::Dataset>> open_part(const TrainerConfig& config, bool training) {
-  data::DatasetOptions options;
-  options.format = config.data.format;
-  options.paths = training ? config.data.train : config.data.validation;
-  options.target = config.loss.kind == engine::LossKind::mse ? data::TargetKind::values : data::TargetKind::classes;
-  if (config.model.name == "gpt2") {
-    options.classes = config.model.gpt2.vocabulary;
-  } else if (config.outputs_given) {
-    options.classes = config.model.outputs;
+// Patterns become the files that they match, in the order of their names.
+Result<data::DataPaths> expand(const data::DataPaths& paths) {
+  std::vector<std::string> files;
+  std::vector<std::string> given = paths.more;
+  given.insert(given.begin(), paths.inputs);
+  for (const std::string& path : given) {
+    struct stat info = {};
+    if (path.find_first_of("*?[") == std::string::npos || ::stat(path.c_str(), &info) == 0) {
+      files.push_back(path);
+      continue;
+    }
+    glob_t found = {};
+    const int failed = ::glob(path.c_str(), 0, nullptr, &found);
+    if (failed == 0) files.insert(files.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    ::globfree(&found);
+    if (failed != 0) return Error(Errc::not_found, path + ": no file matches this pattern");
   }
-  options.ignore_index = config.loss.ignore_index;
-  options.training = training;
-  options.mean = config.data.transform.mean;
-  options.std = config.data.transform.std;
-  options.crop = config.data.transform.crop;
-  options.flip = config.data.transform.flip;
-  options.image_size = config.data.transform.image_size;
-  options.sequence_length = config.data.sequence_length;
-  options.synthetic_samples = config.data.samples;
-  options.synthetic_shape = config.data.sample_shape;
-  if (options.synthetic_shape.empty() && config.model.name.rfind("resnet", 0) == 0) {
-    options.synthetic_shape = {config.data.transform.image_size, config.data.transform.image_size, 3};
-  } else if (options.synthetic_shape.empty() && config.model.name != "gpt2") {
-    options.synthetic_shape = {784};
-  }
-  return data::open_dataset(options);
+  data::DataPaths all{files.front(), paths.targets};
+  all.more.assign(files.begin() + 1, files.end());
+  return all;
+}
+
+// class_names: of data.train, for data.validation.
+Result<std::unique_ptr<data::Dataset>> open_part(const TrainerConfig& config, bool training,
+                                                 const std::vector<std::string>& class_names = {}) {
+  data::DatasetOptions options = dataset_options(config, training);
+  auto paths = expand(options.paths);
+  if (!paths) return std::move(paths).error();
+  options.paths = std::move(*paths);
+  options.class_names = class_names;
+  auto dataset = data::open_dataset(options);
+  if (!dataset || config.data.validation_share == 0) return dataset;
+  auto part = data::split_off(std::move(*dataset), config.data.validation_share, config.train.seed, !training);
+  return part;
 }
 
 // What the model takes from the data: features, channels, image size, classes.
@@ -118,13 +131,44 @@ Result<void> alike(const TrainerConfig& config, const data::SampleSpec& train, c
 
 }  // namespace
 
+data::DatasetOptions dataset_options(const TrainerConfig& config, bool training) {
+  data::DatasetOptions options;
+  options.format = config.data.format;
+  const bool of_train = training || config.data.validation_share > 0;
+  options.paths = of_train ? config.data.train : config.data.validation;
+  options.target_column = config.data.csv.target;
+  options.columns = config.data.csv.columns;
+  options.target = config.loss.kind == engine::LossKind::mse ? data::TargetKind::values : data::TargetKind::classes;
+  if (config.model.name == "gpt2") {
+    options.classes = config.model.gpt2.vocabulary;
+  } else if (config.outputs_given) {
+    options.classes = config.model.outputs;
+  }
+  options.ignore_index = config.loss.ignore_index;
+  options.training = training;
+  options.mean = config.data.transform.mean;
+  options.std = config.data.transform.std;
+  options.crop = config.data.transform.crop;
+  options.flip = config.data.transform.flip;
+  options.image_size = config.data.transform.image_size;
+  options.sequence_length = config.data.sequence_length;
+  options.synthetic_samples = config.data.samples;
+  options.synthetic_shape = config.data.sample_shape;
+  if (options.synthetic_shape.empty() && config.model.name.rfind("resnet", 0) == 0) {
+    options.synthetic_shape = {config.data.transform.image_size, config.data.transform.image_size, 3};
+  } else if (options.synthetic_shape.empty() && config.model.name != "gpt2") {
+    options.synthetic_shape = {784};
+  }
+  return options;
+}
+
 Result<OpenedData> open_data(TrainerConfig& config) {
   OpenedData data;
   auto train = open_part(config, true);
   if (!train) return std::move(train).error().with_context("data.train");
   data.train = std::move(*train);
-  if (!config.data.validation.empty()) {
-    auto validation = open_part(config, false);
+  if (config.data.has_validation()) {
+    auto validation = open_part(config, false, data.train->spec().class_names);
     if (!validation) return std::move(validation).error().with_context("data.validation");
     data.validation = std::move(*validation);
   }

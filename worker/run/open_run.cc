@@ -4,7 +4,9 @@
 #include <chrono>
 #include <utility>
 
+#include "common/log.h"
 #include "worker/ranks/launcher_mark.h"
+#include "worker/run/model_card.h"
 #include "worker/run/resume.h"
 #include "worker/run/same_run.h"
 #include "worker/run/weights.h"
@@ -57,10 +59,18 @@ Result<void> make_writer(Run& run, std::shared_ptr<const checkpoint::CheckpointD
   if (directory == nullptr) return {};
   const CheckpointConfig& config = run.config.checkpoint;
   auto writer =
-      checkpoint::CheckpointWriter::create(checkpoint::write_into(std::move(directory), config.keep), config.timeout,
+      checkpoint::CheckpointWriter::create(checkpoint::write_into(directory, config.keep), config.timeout,
                                            model_tensors(*run.model.store), optimizer_tensors(*run.model.optimizer));
   if (!writer) return std::move(writer).error();
   run.writer = std::move(*writer);
+  const auto mark_best = [directory, wanted = !config.best.empty()](const checkpoint::TrainState& saved) {
+    if (!wanted || saved.best.step != saved.step) return;
+    auto marked = directory->mark_best(saved.step);
+    if (!marked) log_error("{}", marked.error().message());
+  };
+  run.writer->attach({{kModelConfigFile, model_config_json(run.config.model, run.data.train.dataset->spec())},
+                      {kRunFile, traits_to_json(traits_of(run.config, run.data))}},
+                     mark_best);
   return {};
 }
 
@@ -70,7 +80,7 @@ Result<void> take_position(Run& run, Ranks& ranks, const std::vector<std::int64_
   Result<void> mine;
   if (ranks.is_root()) {
     auto restored = restore(run.config, run.data.train.dataset->size(), ranks.world_size(), launchers,
-                            kSetupTimeout - kSetupSpare, run.model);
+                            traits_of(run.config, run.data), kSetupTimeout - kSetupSpare, run.model);
     if (restored) start = std::move(*restored);
     if (!restored) mine = std::move(restored).error();
   }

@@ -1,5 +1,7 @@
 #include "worker/run/plans.h"
 
+#include "worker/run/advice.h"
+
 namespace ddprun::trainer {
 
 Result<PlannedModel*> Plans::get(std::int64_t batch_size, bool training) {
@@ -11,6 +13,9 @@ Result<PlannedModel*> Plans::get(std::int64_t batch_size, bool training) {
   options.training = training;
   options.activation_checkpointing = activation_checkpointing_;
   auto plan = engine::Plan::create(model->graph, store_, options);
+  if (!plan && plan.error().code() == Errc::system) {
+    return Error(Errc::system, plan.error().message() + ": " + memory_advice());
+  }
   if (!plan) return std::move(plan).error();
   return &plans_.emplace(key, PlannedModel{std::move(*model), std::move(*plan)}).first->second;
 }

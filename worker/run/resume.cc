@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -76,22 +75,29 @@ Result<Chosen> choose_checkpoint(const CheckpointConfig& config, const std::vect
     }
   }
   if (!automatic && config.resume != "none") {
-    std::string folder = config.resume;
-    std::error_code ignored;
-    if (std::filesystem::exists(folder + "/latest", ignored)) folder += "/latest";
-    if (!std::filesystem::exists(folder + "/" + checkpoint::kChecksumFile, ignored)) {
-      return Error(Errc::not_found, fmt::format("checkpoint.resume: {} is no checkpoint, nor a folder of them (it has "
-                                                "no '{}' and no 'latest')",
-                                                folder, checkpoint::kChecksumFile));
-    }
-    auto loaded = checkpoint::load_checkpoint(folder);
+    auto loaded = checkpoint::load_from(config.resume);
     if (!loaded) return std::move(loaded).error().with_context("checkpoint.resume");
-    chosen.checkpoint = std::move(*loaded);
+    chosen.notes.insert(chosen.notes.end(), loaded->damage.begin(), loaded->damage.end());
+    chosen.checkpoint = std::move(loaded->checkpoint);
   }
   if (const auto& found = chosen.checkpoint) {
     chosen.notes.push_back(fmt::format("resumed from {} at step {}", found->folder, found->state.step));
   }
   return chosen;
+}
+
+// How this run's settings differ from those that the checkpoint was made with: meant, or forgotten.
+std::vector<std::string> changes_since(const std::string& folder, const Traits& now) {
+  std::vector<std::string> changes;
+  auto raw = read_whole(folder + "/" + kRunFile);
+  if (!raw) return changes;  // of a version that kept none
+  const Traits before = traits_from_json(std::string(reinterpret_cast<const char*>(raw->data()), raw->size()));
+  for (const auto& [name, value] : now) {
+    const auto found = std::find_if(before.begin(), before.end(), [&name](const auto& t) { return t.first == name; });
+    if (found == before.end() || found->second == value) continue;
+    changes.push_back(fmt::format("changed since that checkpoint: {}: {} -> {}", name, found->second, value));
+  }
+  return changes;
 }
 
 // A checkpoint that another configuration made.
@@ -106,8 +112,8 @@ Error unlike(Error why, const std::string& folder, const char* file) {
 }  // namespace
 
 Result<StartPoint> restore(const TrainerConfig& config, std::int64_t samples, std::int64_t world_size,
-                           const std::vector<std::int64_t>& launchers, std::chrono::milliseconds limit,
-                           RunModel& model) {
+                           const std::vector<std::int64_t>& launchers, const Traits& traits,
+                           std::chrono::milliseconds limit, RunModel& model) {
   StartPoint start;
   checkpoint::TrainState& state = start.state;
   state.samples = samples;
@@ -137,6 +143,7 @@ Result<StartPoint> restore(const TrainerConfig& config, std::int64_t samples, st
   if (!done) return unlike(std::move(done).error(), loaded.folder, checkpoint::kModelFile);
   done = restore_optimizer(loaded.optimizer, *model.optimizer);
   if (!done) return unlike(std::move(done).error(), loaded.folder, checkpoint::kOptimizerFile);
+  for (const std::string& change : changes_since(loaded.folder, traits)) start.notes.push_back(change);
   state = loaded.state;
   // Those of this job that are gone now stay named, so that the job is known by any of them.
   if (!share_one(state.launchers, launchers)) state.launchers.clear();

@@ -10,6 +10,7 @@
 #include "worker/comm/factory.h"
 #include "worker/ddp/sync_metrics.h"
 #include "worker/device/backend.h"
+#include "worker/run/advice.h"
 #include "worker/run/weights.h"
 
 namespace ddprun::trainer {
@@ -78,7 +79,8 @@ Result<void> open_model(TrainerConfig& config, Ranks& ranks, std::chrono::millis
   auto store = engine::ParameterStore::create(built->graph, *model.kernels, config.train.frozen);
   if (!store) {
     const bool memory = store.error().code() == Errc::system || store.error().code() == Errc::exhausted;
-    return std::move(store).error().with_context(memory ? "model" : "model.frozen");
+    if (memory) return Error(store.error().code(), "model: " + store.error().message() + ": " + memory_advice());
+    return std::move(store).error().with_context("model.frozen");
   }
   model.store = std::move(*store);
   engine::initialise(config.model, *model.store, config.train.seed);
@@ -115,6 +117,9 @@ Result<void> connect_model(const TrainerConfig& config, Ranks& ranks, std::int64
     model.store->set_gradient(engine::ParamId{id}, model.reducer->gradient_bytes(id));
   }
   auto optimizer = optim::Optimizer::create(config.update.optimizer, *model.store);
+  if (!optimizer && optimizer.error().code() == Errc::system) {
+    optimizer = Error(Errc::system, optimizer.error().message() + ": " + memory_advice());
+  }
   if (optimizer) model.optimizer = std::move(*optimizer);
   return ranks.check_on_all(optimizer ? Result<void>() : Result<void>(optimizer.error()));
 }

@@ -44,7 +44,7 @@ Result<void> RunOutputs::open() {
   }
   if (!ranks_.is_root()) return {};
   if (!config_.metrics.empty()) {
-    auto bytes = metrics_bytes_up_to(config_.metrics, state_.step);
+    auto bytes = metrics_bytes_up_to(config_.metrics, state_.step, state_.best.validated_step == state_.step);
     if (!bytes) return std::move(bytes).error().with_context("output.metrics");
     auto file = LineFile::open_alone(config_.metrics, *bytes);
     if (!file) return std::move(file).error().with_context("output.metrics");
@@ -71,6 +71,8 @@ void RunOutputs::after_step(const StepMetrics& metrics) {
   append_or_end(indices_, used_);
   append_or_end(metrics_, to_json_line(metrics));
 }
+
+void RunOutputs::add_metrics(const std::string& line) { append_or_end(metrics_, line); }
 
 void RunOutputs::scalar(std::string_view tag, std::int64_t step, double value) {
   if (tensorboard_) tensorboard_->scalar(tag, step, value);

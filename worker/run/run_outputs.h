@@ -33,6 +33,7 @@ class RunOutputs {
   void begin_step() { used_.clear(); }
   void use_samples(std::int64_t epoch, std::span<const std::int64_t> indices);
   void after_step(const StepMetrics& metrics);
+  void add_metrics(const std::string& line);                           // a whole line for output.metrics
   void scalar(std::string_view tag, std::int64_t step, double value);  // to TensorBoard, if it is wanted
 
   // output.params, rank 0 at the end. Errors: the file cannot be written.

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "worker/ranks/agree.h"
 
@@ -72,10 +73,30 @@ Traits traits_of(const TrainerConfig& c, const RunData& data) {
   add("precision",
       fmt::format("dtype {} loss_scaling {} init_scale {} growth_interval {}", static_cast<int>(c.precision.dtype),
                   c.precision.scale_loss, c.precision.scaler.scale, c.precision.scaler.growth_interval));
+  add("validation", fmt::format("every_steps {} at_start {} patience {} min_delta {}", c.validation.every_steps,
+                                c.validation.at_start, c.validation.patience, c.validation.min_delta));
+  add("validation.confusion", given(c.validation.confusion));
   // The ranks meet for a save, so they must know together when there is one.
   add("checkpoint.dir", given(c.checkpoint.dir));
   add("checkpoint.every_steps", c.checkpoint.every_steps);
+  add("checkpoint.best", c.checkpoint.best.empty() ? "none" : c.checkpoint.best);
   add("output.indices", given(c.output.indices));
+  return traits;
+}
+
+std::string traits_to_json(const Traits& traits) {
+  nlohmann::ordered_json json;
+  for (const auto& [name, value] : traits) json[name] = value;
+  return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+Traits traits_from_json(const std::string& text) {
+  Traits traits;
+  const auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return traits;
+  for (const auto& [name, value] : json.items()) {
+    if (value.is_string()) traits.emplace_back(name, value.get<std::string>());
+  }
   return traits;
 }
 

@@ -18,13 +18,14 @@
 #include "worker/ranks/batch_wait.h"
 #include "worker/ranks/run_error.h"
 #include "worker/report/progress.h"
-#include "worker/run/evaluate.h"
+#include "worker/run/advice.h"
 #include "worker/run/leak_check.h"
 #include "worker/run/open_run.h"
 #include "worker/run/pace.h"
 #include "worker/run/run_outputs.h"
 #include "worker/run/run_saves.h"
 #include "worker/run/train_step.h"
+#include "worker/run/validation.h"
 
 namespace ddprun::trainer {
 namespace {
@@ -49,6 +50,7 @@ class TrainLoop {
         saves_(ranks, model_, state_, run.writer.get(), outputs_, !config_.output.indices.empty()),
         slow_read_(ranks.rank(), std::min(kSlowRead, config_.ddp.timeout / 2)),
         step_(config_, ranks, model_, data_, state_, stop, outputs_, slow_read_),
+        validation_(config_, ranks, model_, data_, state_, stop, slow_read_),
         batch_(config_.data.batch_size) {}
 
   Result<int> run();
@@ -58,20 +60,22 @@ class TrainLoop {
   Result<void> open_files();
   void say_start();
   Result<void> run_epoch(bool& stopped);
-  Result<void> after_step(const StepResult& result, double lr, double scale, TimePoint started);
+  Result<void> after_step(StepResult& result, double lr, double scale, TimePoint started);
   Result<void> save_if_due(bool asked);
   Result<void> end_epoch(bool& stopped);
-  Result<bool> validate();
+  void say_already_done();
+  Result<bool> validate(std::string_view when);
   Result<void> check_resources();
   Result<int> finish(bool stopped);
   bool at_end() const {
     return state_.epoch >= config_.train.epochs ||
-           (config_.train.max_steps > 0 && state_.step >= config_.train.max_steps);
+           (config_.train.max_steps > 0 && state_.step >= config_.train.max_steps) || validation_.patience_is_over();
   }
   double learning_rate() const {
     const checkpoint::TrainState& at = state_;
     return config_.update.schedule.at(pace_->schedule_position(at.step, at.epoch, at.cursor));
   }
+  std::int64_t tokens_per_sample() const { return config_.model.name == "gpt2" ? config_.data.sequence_length : 0; }
   // While one rank reads or writes files the others wait for it much longer than for a gradient.
   std::chrono::milliseconds file_timeout() const {
     constexpr std::chrono::minutes kSpare{1};
@@ -90,13 +94,11 @@ class TrainLoop {
   RunSaves saves_;
   SlowRead slow_read_;
   TrainStep step_;
+  Validation validation_;
   const std::int64_t batch_;
   std::int64_t steps_per_epoch_ = 0;
   std::optional<Pace> pace_;
   std::int64_t step_in_epoch_ = 0;
-  double validation_accuracy_ = -1;
-  EvalCounts validation_;
-  std::int64_t validated_at_ = -1;
   GrowthWatch growth_;
   TimePoint window_start_{}, run_start_{};
   std::int64_t window_samples_ = 0, steps_done_ = 0;
@@ -130,6 +132,12 @@ Result<void> TrainLoop::open_files() {
 void TrainLoop::say_start() {
   if (ranks_.is_root()) {
     for (const std::string& warning : config_.warnings) log_warning("{}", warning);
+    const RunFacts facts{.steps = pace_->steps_left(0, 0, 0),
+                         .samples_per_rank = data_.sampler->samples_per_rank(),
+                         .world_size = ranks_.world_size(),
+                         .crosses_hosts = ranks_.communicator().crosses_hosts(),
+                         .on_gpu = model_.device != nullptr};
+    for (const std::string& warning : advice(config_, facts)) log_warning("{}", warning);
   }
   for (const std::string& note : notes_) reporter_.line(note);
   reporter_.line(fmt::format("model {}: {} parameters; {} samples; {} rank(s), {}; {}; batch {} x {} x accumulate {}",
@@ -152,11 +160,34 @@ Result<int> TrainLoop::run() {
   stop_.arm();
   run_start_ = window_start_ = SteadyClock::now();
   bool stopped = false;
+  // A save of the very last step leaves the epoch's end to be done.
+  const bool at_last_end = state_.step > 0 && state_.epoch + 1 == config_.train.epochs &&
+                           data_.sampler->indices(state_.epoch, state_.cursor).empty();
+  if (at_end() || at_last_end) say_already_done();
+  if (validation_.at_start() && !at_end()) {
+    auto validated = validate("before the first step");
+    if (!validated) return std::move(validated).error();
+    stopped = !*validated;
+  }
   while (!stopped && !at_end()) {
     auto done = run_epoch(stopped);
     if (!done) return std::move(done).error();
   }
   return finish(stopped);
+}
+
+// A finished run that is started again is no mistake: a job that was queued twice. But nobody shall wait for it.
+void TrainLoop::say_already_done() {
+  const std::string what =
+      validation_.patience_is_over()
+          ? fmt::format("{} validations without a gain have ended it (validation.patience)", state_.best.without_gain)
+      : config_.train.max_steps == 0 || state_.step < config_.train.max_steps
+          ? fmt::format("all {} epochs were done already", config_.train.epochs)
+          : fmt::format("all {} steps were done already", config_.train.max_steps);
+  reporter_.line(
+      fmt::format("{} (step {} of {}): nothing is left to train. For more raise train.epochs or "
+                  "train.max_steps; to begin anew choose another checkpoint.dir",
+                  what, state_.step, config_.checkpoint.dir));
 }
 
 Result<void> TrainLoop::run_epoch(bool& stopped) {
@@ -182,13 +213,14 @@ Result<void> TrainLoop::run_epoch(bool& stopped) {
     left -= std::min(left, step_.samples_per_rank());
     auto done = after_step(*result, lr, scale, started);
     if (!done) return done;
+    stopped = result->stop;
     if (stopped || at_end()) break;
     if (config_.train.step_delay.count() > 0) std::this_thread::sleep_for(config_.train.step_delay);
   }
   return left == 0 && !stopped ? end_epoch(stopped) : Result<void>();
 }
 
-Result<void> TrainLoop::after_step(const StepResult& result, double lr, double scale, TimePoint started) {
+Result<void> TrainLoop::after_step(StepResult& result, double lr, double scale, TimePoint started) {
   ++step_in_epoch_;
   ++steps_done_;
   ++epoch_steps_;
@@ -197,12 +229,14 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
   window_samples_ += result.samples;
   const double took = seconds_since(started);
   outputs_.after_step(StepMetrics{.step = state_.step,
-                                  .epoch = state_.epoch,
+                                  .epoch = state_.epoch + 1,
                                   .loss = result.loss,
                                   .lr = lr,
                                   .scale = scale,
                                   .skipped = result.skipped,
-                                  .samples_per_s = static_cast<double>(result.samples) / took});
+                                  .grad_norm = result.grad_norm,
+                                  .samples_per_s = static_cast<double>(result.samples) / took,
+                                  .tokens_per_s = static_cast<double>(result.samples * tokens_per_sample()) / took});
   if (result.skipped) {
     reporter_.line(fmt::format("step {}: skipped, not finite (loss scale {:.6g})", state_.step, scale));
   }
@@ -218,9 +252,7 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
   const bool due = state_.step % config_.log.every_steps == 0;
   if (due || samples_per_s_ == 0) samples_per_s_ = static_cast<double>(window_samples_) / seconds_since(window_start_);
   progress.samples_per_s = samples_per_s_;
-  if (config_.model.name == "gpt2") {
-    progress.tokens_per_s = samples_per_s_ * static_cast<double>(config_.data.sequence_length);
-  }
+  progress.tokens_per_s = samples_per_s_ * static_cast<double>(tokens_per_sample());
   reporter_.progress(progress, due);
   if (due) {
     window_start_ = SteadyClock::now();
@@ -228,6 +260,13 @@ Result<void> TrainLoop::after_step(const StepResult& result, double lr, double s
     outputs_.scalar("train/loss", state_.step, result.loss);
     outputs_.scalar("train/lr", state_.step, lr);
     outputs_.scalar("train/samples_per_s", state_.step, samples_per_s_);
+    outputs_.scalar("train/grad_norm", state_.step, result.grad_norm);
+    if (progress.tokens_per_s > 0) outputs_.scalar("train/tokens_per_s", state_.step, progress.tokens_per_s);
+  }
+  if (validation_.after_step() && !result.stop) {
+    auto validated = validate(fmt::format("step {}", state_.step));
+    if (!validated) return std::move(validated).error();
+    result.stop = !*validated;
   }
   return save_if_due(result.save && !result.stop);
 }
@@ -242,7 +281,8 @@ Result<void> TrainLoop::save_if_due(bool asked) {
     return {};
   }
   if (asked) reporter_.line(fmt::format("step {}: saving (SIGUSR2), training goes on", state_.step));
-  const bool due = !checkpoint.dir.empty() && checkpoint.every_steps > 0 && state_.step % checkpoint.every_steps == 0;
+  const bool due = !checkpoint.dir.empty() && checkpoint.every_steps > 0 && state_.step % checkpoint.every_steps == 0 &&
+                   saves_.started_at() != state_.step;  // as the best one
   if (due || asked) {
     // Rank 0 waits here for a disk that is slower than the saves: the others wait with it, longer than for a gradient.
     ranks_.communicator().set_timeout(file_timeout());
@@ -261,8 +301,8 @@ Result<void> TrainLoop::end_epoch(bool& stopped) {
                                                  : std::numeric_limits<double>::quiet_NaN();
   const std::int64_t epoch = state.epoch + 1;
   const double trained_s = seconds_since(epoch_start_);
-  if (data_.validation.dataset != nullptr) {
-    auto validated = validate();
+  if (validation_.after_epoch()) {
+    auto validated = validate("");
     if (!validated) return std::move(validated).error();
     stopped = !*validated;
     // The epoch ends when this is done: a resumed run begins with it.
@@ -270,19 +310,14 @@ Result<void> TrainLoop::end_epoch(bool& stopped) {
   }
   std::string text = fmt::format("epoch {}/{} done: mean loss {}", epoch, config_.train.epochs, format_loss(mean));
   if (epoch_steps_ > 0 && epoch_skipped_ == epoch_steps_) text += ", no step taken (all were skipped)";
-  if (data_.validation.dataset != nullptr) {
-    text += fmt::format(", validation loss {}", format_loss(validation_.loss()));
-    if (validation_accuracy_ >= 0) text += fmt::format(", validation accuracy {:.2f} %", 100 * validation_accuracy_);
-  }
+  if (validation_.is_current()) text += ", " + words_of(validation_.figures());
   // None here when the run before ended between the last step and the end of this epoch.
   if (epoch_steps_ > 0) {
-    text += fmt::format(", {:.0f} samples/s", static_cast<double>(epoch_samples_) / trained_s);
+    text += fmt::format(", {} samples/s", format_speed(static_cast<double>(epoch_samples_) / trained_s));
   }
   text += fmt::format(", {} elapsed", format_duration(seconds_since(run_start_)));
   reporter_.line(text);
   outputs_.scalar("epoch/loss", state.step, mean);
-  if (data_.validation.dataset != nullptr) outputs_.scalar("validation/loss", state.step, validation_.loss());
-  if (validation_accuracy_ >= 0) outputs_.scalar("validation/accuracy", state.step, validation_accuracy_);
   auto checked = check_resources();
   if (!checked) return checked;
   ++state.epoch;
@@ -294,33 +329,25 @@ Result<void> TrainLoop::end_epoch(bool& stopped) {
   return {};
 }
 
-// The whole validation set. false: a stop signal came before its end, on some rank.
-Result<bool> TrainLoop::validate() {
-  auto sent = broadcast_buffers(ranks_, model_);
-  if (!sent) return std::move(sent).error();
-  const EvalControl control{[this] { return stop_.requested() != 0; }, wait_slice(config_.ddp.timeout), slow_read_};
-  auto counts = evaluate_share(*data_.validation.dataset, *data_.validation.loader, *model_.plans, config_.loss,
-                               ranks_.rank(), ranks_.world_size(), control);
-  // Shares differ by one sample at most, but a rank may be slow: wait as for files.
-  ranks_.communicator().set_timeout(file_timeout());
-  auto all = ranks_.check_on_all(counts ? model_.kernels->status()
-                                        : Result<void>(counts.error().with_context("data.validation")));
-  ranks_.communicator().set_timeout(config_.ddp.timeout);
-  if (!all) return std::move(all).error();
-  double sums[5] = {counts->loss_sum, static_cast<double>(counts->targets), static_cast<double>(counts->correct),
-                    static_cast<double>(counts->samples), counts->stopped ? 1.0 : 0.0};
-  auto summed = ddp::sync_metrics(ranks_.communicator(), sums, comm::Reduce::sum);
-  if (!summed) return std::move(summed).error();
-  if (sums[4] > 0) return false;
-  validation_ = EvalCounts{sums[0], static_cast<std::int64_t>(sums[1]), static_cast<std::int64_t>(sums[2]),
-                           static_cast<std::int64_t>(sums[3]), false};
-  const data::SampleSpec& spec = data_.validation.dataset->spec();
-  if (spec.classes > 0 && spec.target_count() == 1) validation_accuracy_ = validation_.accuracy();
-  validated_at_ = state_.step;
-  if (ranks_.is_root() && !std::isfinite(validation_.loss())) {
-    log_warning("step {}: the validation loss is {}: the model or data.validation holds numbers that are not finite",
-                state_.step, format_loss(validation_.loss()));
+// The whole validation set, its results to all who want them, and the best checkpoint. when: the head of a line of its
+// own; "": the caller says the figures. false: a stop signal came before its end, on some rank.
+Result<bool> TrainLoop::validate(std::string_view when) {
+  auto whole = validation_.run(file_timeout());
+  if (!whole || !*whole) return whole;
+  if (!when.empty()) reporter_.line(fmt::format("{}: {}", when, words_of(validation_.figures())));
+  if (validation_.is_news()) outputs_.add_metrics(validation_.json_line());
+  for (const Figure& figure : validation_.figures()) {
+    outputs_.scalar("validation/" + figure.name, state_.step, figure.value);
   }
+  // The speed that is shown is training's.
+  window_start_ = SteadyClock::now();
+  window_samples_ = 0;
+  ranks_.communicator().set_timeout(file_timeout());
+  auto done = ranks_.check_on_all(ranks_.is_root() ? validation_.write_confusion() : Result<void>());
+  const bool save = validation_.is_best() && !config_.checkpoint.best.empty() && !config_.checkpoint.dir.empty();
+  if (done && save) done = ranks_.check_on_all(saves_.start());
+  ranks_.communicator().set_timeout(config_.ddp.timeout);
+  if (!done) return std::move(done).error();
   return true;
 }
 
@@ -345,8 +372,8 @@ Result<void> TrainLoop::check_resources() {
 }
 
 Result<int> TrainLoop::finish(bool stopped) {
-  if (!stopped && data_.validation.dataset != nullptr && validated_at_ != state_.step) {
-    auto validated = validate();
+  if (!stopped && validation_.wanted() && !validation_.is_current()) {
+    auto validated = validate("");
     if (!validated) return std::move(validated).error();
     stopped = !*validated;
   }
@@ -388,13 +415,18 @@ Result<int> TrainLoop::finish(bool stopped) {
                     state_.step, advice));
   }
   reporter_.line(fmt::format("finished after step {} in {}", state_.step, format_duration(seconds_since(run_start_))));
-  if (validated_at_ >= 0 && validation_accuracy_ < 0) {
-    const double loss = validation_.loss();
-    reporter_.line(std::isfinite(loss) ? fmt::format("validation loss {:.6f}", loss)
-                                       : "validation loss " + format_loss(loss));
+  if (validation_.patience_is_over()) {
+    reporter_.line(
+        fmt::format("ended early: {} validations brought no gain (validation.patience)", state_.best.without_gain));
   }
-  if (validation_accuracy_ >= 0)
-    reporter_.line(fmt::format("validation accuracy {:.2f} %", 100 * validation_accuracy_));
+  for (const Figure& figure : validation_.figures()) {
+    const bool six_digits = figure.name == "loss" && validation_.figures().size() == 1 && std::isfinite(figure.value);
+    reporter_.line(six_digits ? fmt::format("validation loss {:.6f}", figure.value) : words_of({figure}));
+  }
+  if (!config_.checkpoint.best.empty() && state_.best.step >= 0) {
+    reporter_.line(fmt::format("best {}: step {}, {}", config_.checkpoint.best, state_.best.step,
+                               words_of({{config_.checkpoint.best, state_.best.value}})));
+  }
   return exit_code::kOk;
 }
 
@@ -423,7 +455,7 @@ int train(const TrainerConfig& config, const WorkerEnv& env, StopSignal& stop) {
   try {
     return run_training(config, env, stop);
   } catch (const std::bad_alloc&) {
-    const Error error(Errc::system, "no memory left: use a smaller data.batch_size or model, or more ranks");
+    const Error error(Errc::system, "no memory left: " + memory_advice());
     say_error(env, error);
     return exit_code_of(error);
   }

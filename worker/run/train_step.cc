@@ -192,6 +192,7 @@ Result<void> TrainStep::update(double own_loss, double lr, StepResult& result) {
     if (!bad) return bad;
   }
   const optim::GradientSummary gradients = optim::summarise_gradients(*model_.store, model_.scaler.inverse());
+  result.grad_norm = gradients.norm;
   result.skipped = gradients.found_inf || !std::isfinite(result.loss);
   if (result.skipped && must_be_finite) {
     return ranks_.fail_everywhere(

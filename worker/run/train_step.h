@@ -19,6 +19,7 @@ struct StepResult {
   double loss = 0;           // mean over `samples`
   double loss_sum = 0;       // over them
   std::int64_t samples = 0;  // of all ranks
+  double grad_norm = 0;      // before clipping
   bool skipped = false;
   bool stop = false;  // a signal reached some rank
   bool save = false;  // SIGUSR2 reached some rank

@@ -158,8 +158,13 @@ Result<void> load_weights(const checkpoint::SafetensorsFile& file, const std::st
   const std::string prefix = wrapper_prefix(file, store);
   std::vector<std::pair<const engine::Parameter*, const TensorView*>> pairs;  // all of it, before the model has any
   for (const engine::Parameter& parameter : store.parameters()) {
-    if (parameter.dtype == engine::DType::i64) continue;  // counters start anew
     const TensorView* tensor = find_with(prefix, file, parameter.name);
+    if (parameter.dtype == engine::DType::i64) {  // a counter: files of some tools lack it
+      if (tensor != nullptr && tensor->type == TensorType::i64 && same_shape(*tensor, parameter.shape)) {
+        pairs.emplace_back(&parameter, tensor);
+      }
+      continue;
+    }
     if (tensor == nullptr) {
       const std::string first = file.tensors().empty() ? "none at all" : "'" + file.tensors().front().name + "' first";
       return Error(Errc::invalid_argument,
@@ -175,7 +180,13 @@ Result<void> load_weights(const checkpoint::SafetensorsFile& file, const std::st
     }
     pairs.emplace_back(&parameter, tensor);
   }
-  for (const auto& [parameter, tensor] : pairs) store.write_f32(parameter->id, to_floats(*tensor));
+  for (const auto& [parameter, tensor] : pairs) {
+    if (parameter->dtype == engine::DType::i64) {
+      store.write(parameter->id, tensor->bytes.data());
+    } else {
+      store.write_f32(parameter->id, to_floats(*tensor));
+    }
+  }
   return {};
 }
 

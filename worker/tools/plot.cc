@@ -5,32 +5,19 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "common/options.h"
 #include "worker/base/file_bytes.h"
 #include "worker/report/metrics.h"
+#include "worker/report/svg.h"
 #include "worker/tools/subcommand.h"
 
 namespace ddprun::trainer {
 namespace {
 
 constexpr double kWidth = 800, kPanelHeight = 240, kLeft = 70, kRight = 20, kTop = 30, kBottom = 30;
-
-std::string escape(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else
-      out.push_back(c);
-  }
-  return out;
-}
 
 // About five round numbers from low to high.
 std::vector<double> ticks(double low, double high) {
@@ -92,7 +79,7 @@ std::string draw_panel(const Series& series, double top) {
   const Scale sx{*low_x, *high_x > *low_x ? *high_x : *low_x + 1, kLeft, kWidth - kRight};
   const Scale sy{bottom, ceiling, top + kPanelHeight - kBottom, top + kTop};
   std::string svg =
-      fmt::format("<text x='{}' y='{}' class='name'>{}</text>\n", kLeft, top + kTop - 10, escape(series.name));
+      fmt::format("<text x='{}' y='{}' class='name'>{}</text>\n", kLeft, top + kTop - 10, escape_xml(series.name));
   for (const double t : ticks(sy.low, sy.high)) {
     svg += fmt::format(
         "<line x1='{}' x2='{}' y1='{:.1f}' y2='{:.1f}' class='grid'/><text x='{}' y='{:.1f}' class='tick' "
@@ -138,7 +125,7 @@ std::string draw_svg(const std::string& title, const std::vector<Series>& panels
       "<style>.grid{{stroke:#ddd}}.tick{{font-size:11px;fill:#555}}.name{{font-size:14px;font-weight:bold}}"
       ".raw{{fill:none;stroke:#9bc;stroke-width:1}}.mean{{fill:none;stroke:#036;stroke-width:2}}</style>\n"
       "<rect width='{0}' height='{1}' fill='white'/>\n<text x='{2}' y='24' font-size='16'>{3}</text>\n",
-      kWidth, height, kLeft, escape(title));
+      kWidth, height, kLeft, escape_xml(title));
   for (std::size_t i = 0; i < panels.size(); ++i)
     svg += draw_panel(panels[i], 40 + kPanelHeight * static_cast<double>(i));
   return svg + "</svg>\n";
@@ -148,7 +135,9 @@ Result<std::vector<Series>> read_metrics(const std::string& path) {
   auto bytes = read_file(path, std::size_t{8} << 30);
   if (!bytes) return std::move(bytes).error();
   const std::string_view text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
-  std::vector<Series> all = {{"loss", {}, {}}, {"lr", {}, {}}, {"scale", {}, {}}, {"samples_per_s", {}, {}}};
+  std::vector<Series> all = {
+      {"loss", {}, {}}, {"lr", {}, {}}, {"grad_norm", {}, {}}, {"samples_per_s", {}, {}}, {"scale", {}, {}}};
+  std::map<std::string, Series> validation;  // by figure
   std::size_t at = 0;
   for (std::int64_t line = 1; at < text.size(); ++line) {
     const std::size_t end = text.find('\n', at);
@@ -162,7 +151,20 @@ Result<std::vector<Series>> read_metrics(const std::string& path) {
       series.x.push_back(json["step"].get<double>());
       series.y.push_back(json[series.name].get<double>());
     }
+    if (const auto found = json.find("validation"); found != json.end() && found->is_object()) {
+      for (const auto& [name, value] : found->items()) {
+        if (name == "samples" || !value.is_number()) continue;
+        Series& series = validation[name];
+        series.name = "validation " + name;
+        series.x.push_back(json["step"].get<double>());
+        series.y.push_back(value.get<double>());
+      }
+    }
     at = end + 1;
+  }
+  std::size_t place = 1;  // behind the loss
+  for (auto& [name, series] : validation) {
+    all.insert(all.begin() + static_cast<std::ptrdiff_t>(place++), std::move(series));
   }
   if (all[0].x.empty()) return Error(Errc::malformed, path + ": has no loss");
   std::erase_if(all, [](const Series& s) {

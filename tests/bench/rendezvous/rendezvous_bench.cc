@@ -21,7 +21,8 @@
 #include "common/rdzv_protocol.h"
 #include "common/tcp.h"
 #include "common/wire.h"
-#include "rendezvous/server.h"
+#include "rendezvous/net/listeners.h"
+#include "rendezvous/server/server.h"
 
 namespace {
 
@@ -54,10 +55,10 @@ rdzv::NodeInfo node_info(int i, int nnodes_min, int nnodes_max) {
   info.node_id = NodeId(fmt::format("node-{}", i));
   info.host = fmt::format("node{}", i);
   info.address = fmt::format("10.{}.{}.{}", i / 65536, i / 256 % 256, i % 256);
-  info.nnodes_min = nnodes_min;
-  info.nnodes_max = nnodes_max;
+  info.job.nnodes_min = nnodes_min;
+  info.job.nnodes_max = nnodes_max;
   info.nproc = 8;
-  info.max_restarts = 10;
+  info.job.max_restarts = 10;
   return info;
 }
 

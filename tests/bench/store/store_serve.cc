@@ -9,7 +9,8 @@
 
 #include "common/log.h"
 #include "common/tcp.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/net/listeners.h"
+#include "rendezvous/store/store_server.h"
 
 int main(int argc, char** argv) {
   using namespace ddprun;

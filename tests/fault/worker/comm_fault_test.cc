@@ -360,7 +360,7 @@ TEST(CommConnect, RankThatNeverComesIsNamed) {
     auto made = connect_shm(*context.store, place, SteadyClock::now() + std::chrono::seconds(2));
     return made ? "no error" : made.error().message();
   });
-  EXPECT_THAT(shm[0].text, HasSubstr("2 of 3 ranks of this host came; missing local ranks: 2"));
+  EXPECT_THAT(shm[0].text, HasSubstr("2 of 3 ranks of this host came; missing: rank 2"));
   EXPECT_THAT(shm[1].text, HasSubstr("shared memory: rank 1"));
   const auto tcp = testing::run_ranks(3, [](RankContext& context) -> std::string {
     if (context.rank == 2) return "";

@@ -25,6 +25,7 @@ CASES = {
         name="sgd", lr=0.05, momentum=0.9, nesterov=True)),
     "mlp_adamw_clip": dict(model="mlp", batch=8, smoothing=0.1, optimizer=dict(
         name="adamw", lr=0.01, weight_decay=0.1, clip_grad_norm=0.5)),
+    "mlp_adam": dict(model="mlp", batch=8, optimizer=dict(name="adam", lr=0.01, weight_decay=0.1)),
     # Samples 33 to 39 have a feature of 1e25: gradients overflow under this scale and the step is skipped.
     "mlp_scaler_inf": dict(model="mlp", data="mlp_inf", batch=8, scale=2.0**60, interval=5,
                            optimizer=dict(name="sgd", lr=0.05)),
@@ -107,7 +108,8 @@ def train(folder, case, rank=0, world=1, memory_format=torch.contiguous_format):
         optimizer = torch.optim.SGD(net.parameters(), lr=o["lr"], momentum=o.get("momentum", 0),
                                     weight_decay=o.get("weight_decay", 0), nesterov=o.get("nesterov", False))
     else:
-        optimizer = torch.optim.AdamW(net.parameters(), lr=o["lr"], weight_decay=o["weight_decay"])
+        kind = torch.optim.Adam if o["name"] == "adam" else torch.optim.AdamW
+        optimizer = kind(net.parameters(), lr=o["lr"], weight_decay=o["weight_decay"])
     scaler = torch.amp.GradScaler("cpu", enabled="scale" in case, init_scale=case.get("scale", 1.0),
                                   growth_interval=case.get("interval", 1))
     x, y = samples(folder, case)

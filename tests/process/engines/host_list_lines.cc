@@ -1,7 +1,7 @@
 #include <iostream>
 #include <string>
 
-#include "common/host_list.h"
+#include "common/slurm_list.h"
 
 // Prints what `scontrol show hostnames LIST` prints, by our own hand.
 int main(int argc, char** argv) {

@@ -378,7 +378,8 @@ TEST_F(Flags, ReadmeHasTheTable) {
 // Every option of the help has a test that uses it.
 TEST_F(Flags, EveryFlagHasATest) {
   std::ostringstream buffer;
-  for (const char* file : {"surface_flags_test.cc", "surface_worker_flags_test.cc"}) {
+  for (const char* file : {"surface_flags_test.cc", "surface_worker_flags_test.cc", "../hosts/hosts_process_test.py",
+                           "../hosts/hosts_loss_test.py"}) {
     buffer << std::ifstream(std::string(DDPRUN_SOURCE_DIR) + "/tests/process/launcher/" + file).rdbuf();
   }
   const std::string source = buffer.str();

@@ -58,7 +58,7 @@ TEST(Hosting, ANodeThatFoundARendezvousDuringTheLookUpHostsNone) {
   }
   asio::io_context io(1);
   AgentOptions options;
-  options.nnodes_min = options.nnodes_max = 2;
+  options.job.nnodes_min = options.job.nnodes_max = 2;
   options.endpoint = Endpoint{name.data(), 0};
   Hosting hosting(io, options, holding());
   bool wanted = false;
@@ -78,7 +78,7 @@ TEST(Hosting, ANodeThatFoundARendezvousDuringTheLookUpHostsNone) {
 TEST(Hosting, WhetherItIsWantedIsAskedAlsoWhereNothingIsLookedUp) {
   asio::io_context io(1);
   AgentOptions options;
-  options.nnodes_min = options.nnodes_max = 2;
+  options.job.nnodes_min = options.job.nnodes_max = 2;
   options.endpoint = Endpoint{"127.0.0.1", 0};
   Hosting hosting(io, options, holding());
   run(io, hosting.try_to_host([] { return false; }));
@@ -112,7 +112,7 @@ TEST(Hosting, ThePortThatAWorkerIsToBindIsReservedUntilTheWorkersStart) {
 TEST(Hosting, AFixedMasterPortIsBoundAnewAfterARoundWithoutWorkers) {
   asio::io_context io(1);
   AgentOptions options;
-  options.nnodes_min = options.nnodes_max = 2;
+  options.job.nnodes_min = options.job.nnodes_max = 2;
   options.serve_worker_store = false;
   {
     ListenOptions range;  // which the kernel gives to nobody who asks for any port

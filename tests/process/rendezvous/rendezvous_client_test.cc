@@ -71,8 +71,8 @@ TEST(RendezvousClient, OnlyARefusedConnectionProvesThatTheDaemonIsDead) {
   boost::asio::io_context io(1);
   ClientOptions options;
   options.endpoint = Endpoint{"127.0.0.1", door.port()};
-  options.node.keep_alive_interval = std::chrono::seconds(600);
-  options.node.keep_alive_attempts = 3;
+  options.node.job.keep_alive_interval = std::chrono::seconds(600);
+  options.node.job.keep_alive_max_attempt = 3;
   std::atomic<int> renewals{0};
   ClientEvents events;
   events.on_lease = [&](TimePoint) { ++renewals; };
@@ -131,7 +131,7 @@ ClientOptions options_for(const Door& door) {
   options.endpoint = Endpoint{"127.0.0.1", door.port()};
   options.node.run_id = RunId("job");
   options.node.node_id = NodeId("node");
-  options.node.keep_alive_interval = std::chrono::seconds(600);
+  options.node.job.keep_alive_interval = std::chrono::seconds(600);
   return options;
 }
 
@@ -320,8 +320,8 @@ TEST(RendezvousClient, TheOldConnectionStaysOpenWithoutADescriptorToSpare) {
 #endif
   Door door;
   auto options = options_for(door);
-  options.node.keep_alive_interval = milliseconds(300);
-  options.node.keep_alive_attempts = 1;
+  options.node.job.keep_alive_interval = milliseconds(300);
+  options.node.job.keep_alive_max_attempt = 1;
   std::atomic<bool> expired{false};
   ClientEvents events;
   events.on_lease_expired = [&] { expired = true; };

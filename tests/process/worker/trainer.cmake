@@ -1,4 +1,5 @@
-foreach(name trainer_process_test trainer_resume_test trainer_hard_times_test trainer_weights_test)
+foreach(name trainer_process_test trainer_resume_test trainer_hard_times_test trainer_weights_test
+    trainer_validation_test trainer_apply_test trainer_connect_test)
   ddprun_test(${name} process
     SOURCES ${name}.cc ../../support/surface_run.cc
     LIBS ddprun_common nlohmann_json::nlohmann_json TIMEOUT 240)

@@ -1,10 +1,12 @@
 #include "worker/comm/nccl_communicator.h"
+#include "worker/comm/nccl_env.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -317,6 +319,29 @@ TEST_F(Nccl, RebuiltAfterAnAbort) {
   c.reset();
   c = made();
   EXPECT_TRUE(c->barrier());
+}
+
+TEST(NcclEnvironment, NamesThatNcclDoesNotKnowAreRefused) {
+  const auto problem = [](const std::string& variable, const std::string& value) {
+    const auto good = check_nccl_environment(
+        [&](const std::string& name) { return name == variable ? std::optional(value) : std::nullopt; },
+        {"lo", "eth0", "ib0"});
+    return good ? std::string() : good.error().message();
+  };
+  for (const char* value : {"", "eth", "=eth0", "^docker", "wlan,ib0", "=ib0:1"}) {
+    EXPECT_EQ(problem("NCCL_SOCKET_IFNAME", value), "") << value;
+  }
+  EXPECT_EQ(problem("NCCL_SOCKET_IFNAME", "=eth"),
+            "NCCL_SOCKET_IFNAME==eth: this host has no such network interface; it has lo, eth0, ib0");
+  EXPECT_NE(problem("NCCL_SOCKET_IFNAME", "enp3s0"), "");
+  for (const char* value : {"Ring", "tree,ring", "^NVLS", "allreduce:tree;broadcast:ring"}) {
+    EXPECT_EQ(problem("NCCL_ALGO", value), "") << value;
+  }
+  EXPECT_EQ(problem("NCCL_ALGO", "Rind"),
+            "NCCL_ALGO=Rind: 'Rind' is not known: did you mean 'Ring'?; NCCL has Ring, Tree, CollnetDirect, "
+            "CollnetChain, NVLS, NVLSTree, PAT");
+  EXPECT_NE(problem("NCCL_PROTO", "LL64"), "");
+  EXPECT_FALSE(network_interfaces().empty());
 }
 
 }  // namespace

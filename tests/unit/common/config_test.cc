@@ -161,6 +161,52 @@ TEST(Config, WrongShapesAreErrors) {
   EXPECT_EQ(finish_problem(config), "c.yaml:1: data.train: is missing");
 }
 
+// A misspelt key explains what is missing.
+TEST(Config, AMissingKeyComesAfterAnUnknownOne) {
+  Config config = parse("dato: {train: a}\n");
+  (void)config.root().section("data").required_text("train");
+  EXPECT_EQ(finish_problem(config), "c.yaml:1: dato: unknown key: did you mean 'data'?");
+  config = parse("data: {tran: a}\n");
+  config.root().section("data").missing("train", "is missing: where are the data?");
+  (void)config.root().section("data").text("train", "");
+  EXPECT_EQ(finish_problem(config), "c.yaml:1: data.tran: unknown key: did you mean 'train'?");
+  config = parse("data: {}\n");
+  config.root().section("data").missing("train", "is missing: where are the data?");
+  EXPECT_EQ(finish_problem(config), "c.yaml:1: data.train: is missing: where are the data?");
+}
+
+TEST(Config, MergeKeysAreRead) {
+  Config config = parse("a: &a {x: 1, y: 2}\nb: &b {y: 3, z: 4}\nc: {<<: [*a, *b], x: 9}\nd:\n  <<: *b\n  \"<<\": 5\n");
+  ConfigSection c = config.root().section("c");
+  EXPECT_EQ(c.integer("x", 0, 0, 9), 9);
+  EXPECT_EQ(c.integer("y", 0, 0, 9), 2);
+  EXPECT_EQ(c.integer("z", 0, 0, 9), 4);
+  EXPECT_EQ(config.root().section("d").integer("z", 0, 0, 9), 4);
+  EXPECT_EQ(config.root().section("d").integer("<<", 0, 0, 9), 5) << "a quoted one is a name";
+  auto wrong = Config::parse("a:\n  <<: 3\n", "c.yaml");
+  ASSERT_FALSE(wrong);
+  EXPECT_EQ(wrong.error().message(),
+            "c.yaml:2: a.<<: merges a group of keys (<<: *name) or a list of them, nothing else");
+}
+
+TEST(Config, AVariableInAFlowMappingMustBeQuoted) {
+  for (const char* text : {"data: {train: ${D}/x.csv}\n", "data: {a: ${D}, b: 1}\n", "data: [${D}, x]\n"}) {
+    auto wrong = Config::parse(text, "c.yaml");
+    ASSERT_FALSE(wrong) << text;
+    EXPECT_NE(wrong.error().message().find("must be quoted: \"${NAME}/file\""), std::string::npos)
+        << wrong.error().message();
+  }
+}
+
+TEST(Config, PathsOfAListAreExpanded) {
+  ::setenv("DDPRUN_TEST_DIR", "/data", 1);
+  Config config = parse("train: ['${DDPRUN_TEST_DIR}/a', b]\n");
+  EXPECT_EQ(config.root().paths("train"), (std::vector<std::string>{"/data/a", "b"}));
+  config = parse("train: ['${DDPRUN_TEST_NOT_SET}/a']\n");
+  (void)config.root().paths("train");
+  EXPECT_NE(finish_problem(config).find("DDPRUN_TEST_NOT_SET is not set"), std::string::npos);
+}
+
 TEST(Config, AScalarMayStandForASection) {
   Config config = parse("loss: mse\n");
   ConfigSection loss = config.root().section("loss", "name");

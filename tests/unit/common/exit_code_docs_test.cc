@@ -47,7 +47,8 @@ TEST(ExitCodeDocs, TheReadmesTableHasNoCodeOfItsOwn) {
 }
 
 TEST(ExitCodeDocs, KubernetesPolicyNamesCodesOfTheTable) {
-  const std::string yaml = read_file("deploy/kubernetes/train.yaml");
+  const std::string yaml =
+      read_file("deploy/kubernetes/job/job.yaml") + read_file("deploy/kubernetes/jobset/jobset.yaml");
   const std::regex list("onExitCodes:.*values: *\\[([0-9, ]+)\\]");
   int codes = 0;
   for (auto i = std::sregex_iterator(yaml.begin(), yaml.end(), list); i != std::sregex_iterator(); ++i) {
@@ -58,7 +59,7 @@ TEST(ExitCodeDocs, KubernetesPolicyNamesCodesOfTheTable) {
       ++codes;
     }
   }
-  EXPECT_GT(codes, 0) << "deploy/kubernetes/train.yaml has no podFailurePolicy any more";
+  EXPECT_GT(codes, 0) << "deploy/kubernetes has no podFailurePolicy any more";
 }
 
 TEST(ExitCodeDocs, TheSlurmFileRequeuesWithTheResumeCode) {

@@ -185,6 +185,50 @@ class Directory : public ::testing::Test {
   std::string folder_;
 };
 
+TEST_F(Directory, TheBestIsKeptBesideTheNewest) {
+  save(1, 2, 9);
+  {
+    auto directory = CheckpointDirectory::open(folder_ + "/ck");
+    ASSERT_TRUE(directory);
+    ASSERT_TRUE(directory->mark_best(2));
+  }
+  save(3, 6, 2);
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/ck/best/model.safetensors"));
+  EXPECT_EQ(std::filesystem::read_symlink(folder_ + "/ck/best").string(), folder_name(2));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/ck/" + folder_name(1)));
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/ck/" + folder_name(4)));
+  auto directory = CheckpointDirectory::open(folder_ + "/ck");
+  ASSERT_TRUE(directory);
+  EXPECT_THAT(*directory->steps(), ElementsAre(2, 5, 6));
+}
+
+TEST_F(Directory, AnotherRunsFolderIsReadAndNotChanged) {
+  save(1, 3, 9);
+  namespace fs = std::filesystem;
+  const std::string ck = folder_ + "/ck";
+  const auto step_of = [](const std::string& folder) {
+    auto loaded = load_from(folder);
+    return loaded ? loaded->checkpoint->state.step : -1;
+  };
+  EXPECT_EQ(step_of(ck), 3);
+  EXPECT_EQ(step_of(ck + "/" + folder_name(1)), 1);
+  fs::remove(ck + "/latest");
+  fs::create_symlink("step-000000099", ck + "/latest");  // its target was removed by hand
+  EXPECT_EQ(step_of(ck), 3);
+  fs::remove(ck + "/latest");
+  fs::copy(ck + "/" + folder_name(1), ck + "/latest");  // a copy that followed the link, of an earlier save
+  EXPECT_EQ(step_of(ck), 3);
+  fs::resize_file(ck + "/" + folder_name(3) + "/model.safetensors", 10);
+  auto loaded = load_from(ck);
+  ASSERT_TRUE(loaded) << loaded.error().message();
+  EXPECT_EQ(loaded->checkpoint->state.step, 2);
+  EXPECT_THAT(loaded->damage, ElementsAre(HasSubstr("step-000000003 is damaged")));
+  EXPECT_TRUE(fs::exists(ck + "/" + folder_name(3)));
+  auto none = load_from(folder_);
+  ASSERT_FALSE(none);
+  EXPECT_THAT(none.error().message(), HasSubstr("is no checkpoint, nor a folder of them"));
+}
+
 TEST_F(Directory, KeepsTheNewest) {
   save(1, 7, 3);
   EXPECT_THAT(names(), ElementsAre(".lock", "latest", "step-000000005", "step-000000006", "step-000000007"));

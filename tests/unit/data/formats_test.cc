@@ -2,17 +2,22 @@
 #include <gtest/gtest.h>
 #include <zlib.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 
 #include "worker/data/dataset.h"
+#include "worker/data/views.h"
 
 namespace ddprun::data {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -126,7 +131,118 @@ TEST_F(Formats, CsvErrorsNameTheLine) {
   labels.classes = 3;
   EXPECT_THAT(error_of(labels), HasSubstr("f.csv:4: label 7 is not a class number from 0 to 2"));
   labels = options("csv", write("g.csv", "1,0.5\n"));
-  EXPECT_THAT(error_of(labels), HasSubstr("g.csv:1: label 0.5"));
+  EXPECT_THAT(error_of(labels), AllOf(HasSubstr("g.csv:1: label 0.5"), HasSubstr("use loss: mse")));
+}
+
+TEST_F(Formats, CsvColumnsMayBeChosenByName) {
+  DatasetOptions o = options("csv", write("n.csv", "id,\"size, cm\",weight,kind\nx1,1,\"2.5\",cat\nx2,3,4,dog\n"));
+  o.target_column = "kind";
+  o.columns = {"weight", "size, cm"};
+  auto data = open_dataset(o);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_THAT((*data)->spec().class_names, ElementsAre("cat", "dog"));
+  EXPECT_EQ((*data)->spec().classes, 2);
+  EXPECT_THAT(read(**data, 0).input, ElementsAre(2.5F, 1.0F));
+  EXPECT_THAT(read(**data, 1).label, ElementsAre(1));
+  o.columns = {"wait"};
+  EXPECT_THAT(error_of(o), HasSubstr("data.columns: there is no column 'wait'; there are: id, size, cm, weight, kind"));
+  o.columns = {"wight"};
+  EXPECT_THAT(error_of(o), HasSubstr("did you mean 'weight'?"));
+  o.columns = {"kind"};
+  EXPECT_THAT(error_of(o), HasSubstr("'kind' is the target"));
+  o.columns = {};
+  EXPECT_THAT(error_of(o), AllOf(HasSubstr("n.csv:2: column 1 (id): 'x1' is not a number"), HasSubstr("data.columns")));
+  o = options("csv", write("m.csv", "1,2,3\n4,5,6\n"));
+  o.target = TargetKind::values;
+  o.target_column = "1";
+  auto numbers = open_dataset(o);
+  ASSERT_TRUE(numbers) << numbers.error().message();
+  EXPECT_THAT(read(**numbers, 1).input, ElementsAre(5.0F, 6.0F));
+  EXPECT_THAT(read(**numbers, 1).value, ElementsAre(4.0F));
+  o.target_column = "4";
+  EXPECT_THAT(error_of(o), HasSubstr("its 3 columns are called 1 to 3"));
+  EXPECT_THAT(error_of(options("csv", write("q.csv", "1,\"2\n"))), HasSubstr("q.csv:1: a quote is not closed"));
+}
+
+TEST_F(Formats, CsvWordsOfValidationAreNumberedAsInTraining) {
+  DatasetOptions o = options("csv", write("v.csv", "1,dog\n2,bird\n"));
+  o.class_names = {"bird", "cat", "dog"};
+  auto data = open_dataset(o);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_THAT(read(**data, 0).label, ElementsAre(2));
+  o.class_names = {"cat", "dog"};
+  EXPECT_THAT(error_of(o), HasSubstr("v.csv:2: class 'bird' is not among those of data.train: cat, dog"));
+}
+
+TEST_F(Formats, SeveralCsvFilesAreOneTable) {
+  DatasetOptions o = options("csv", write("p1.csv", "x,y\n1,2\n"));
+  o.paths.more = {write("p2.csv", "x,y\n3,4\n5,6\n")};
+  o.target = TargetKind::values;
+  auto data = open_dataset(o);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_EQ((*data)->size(), 3);
+  EXPECT_THAT((*data)->name_of(0), HasSubstr("p1.csv:2"));
+  EXPECT_THAT((*data)->name_of(2), HasSubstr("p2.csv:3"));
+  EXPECT_THAT(read(**data, 2).value, ElementsAre(6.0F));
+  o.paths.more = {write("p3.csv", "1,2,3\n")};
+  EXPECT_THAT(error_of(o), HasSubstr("p3.csv:1: 3 numbers where the first row has 2"));
+}
+
+TEST_F(Formats, NormalisingGoesByColumnWhereSoManyNumbersAreGiven) {
+  DatasetOptions o = options("csv", write("c.csv", "1,10,0\n3,30,0\n"));
+  o.mean = {1, 10};
+  o.std = {2, 10};
+  auto data = open_dataset(o);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_THAT(read(**data, 1).input, ElementsAre(1.0F, 2.0F));
+  o.mean = {1, 2, 3};
+  o.std = {1, 1, 1};
+  EXPECT_THAT(error_of(o), HasSubstr("data.normalize has 3 numbers for 2 columns of inputs"));
+}
+
+TEST_F(Formats, CifarPlanesBecomePixels) {
+  std::string record(1, '\7');
+  for (int c = 0; c < 3; ++c) record += std::string(1024, static_cast<char>(c == 0 ? 255 : 51 * c));
+  DatasetOptions o = options("cifar", write("a.bin", record));
+  o.paths.more = {write("b.bin", record + record)};
+  auto data = open_dataset(o);
+  ASSERT_TRUE(data) << data.error().message();
+  EXPECT_EQ((*data)->size(), 3);
+  EXPECT_THAT((*data)->spec().input_shape, ElementsAre(32, 32, 3));
+  const Sample sample = read(**data, 2);
+  EXPECT_THAT(sample.label, ElementsAre(7));
+  EXPECT_FLOAT_EQ(sample.input[0], 1.0F);
+  EXPECT_FLOAT_EQ(sample.input[1], 0.2F);
+  EXPECT_FLOAT_EQ(sample.input[3071], 0.4F);
+  auto fine = open_dataset(options("cifar", write("c.bin", std::string(1, '\1') + record)));
+  ASSERT_TRUE(fine) << fine.error().message();
+  EXPECT_THAT(read(**fine, 0).label, ElementsAre(7));
+  EXPECT_THAT(error_of(options("cifar", write("d.bin", "abc"))),
+              HasSubstr("d.bin: 3 bytes are no whole number of CIFAR"));
+}
+
+TEST_F(Formats, AHeldBackShareIsTheSameForTheSameSeed) {
+  const std::string path = write("s.csv", "0,0\n1,0\n2,0\n3,0\n4,0\n5,0\n6,0\n7,0\n8,0\n9,0\n");
+  const auto part = [&](std::uint64_t seed, bool back) {
+    auto whole = open_dataset(options("csv", path));
+    auto some = split_off(std::move(*whole), 0.3, seed, back);
+    std::vector<float> values;
+    for (std::int64_t i = 0; i < (*some)->size(); ++i) values.push_back(read(**some, i).input[0]);
+    return values;
+  };
+  const auto rest = part(1, false), back = part(1, true);
+  EXPECT_EQ(rest.size(), 7U);
+  EXPECT_EQ(back.size(), 3U);
+  std::vector<float> all = rest;
+  all.insert(all.end(), back.begin(), back.end());
+  std::sort(all.begin(), all.end());
+  EXPECT_THAT(all, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
+  EXPECT_EQ(back, part(1, true));
+  EXPECT_NE(back, part(2, true));
+  auto whole = open_dataset(options("csv", path));
+  auto none = split_off(std::move(*whole), 0.01, 1, true);
+  ASSERT_FALSE(none);
+  EXPECT_THAT(none.error().message(), HasSubstr("leaves nothing for one of the two"));
 }
 
 std::string idx(const std::vector<std::uint32_t>& sizes, const std::string& values) {
@@ -318,6 +434,17 @@ TEST_F(Formats, NpyErrorsNameTheFile) {
   EXPECT_THAT(error_of(options("npy", write("no.npy", "no"), y)), HasSubstr("no.npy: not a .npy file"));
   EXPECT_THAT(error_of(options("npy", write("huge.npy", npy("<f4", "(99999999999, 99999999999)", "")), y)),
               HasSubstr("damaged shape"));
+}
+
+TEST_F(Formats, NumbersThatAreNotFiniteAreNamedBySample) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::string y = write("y.npy", npy("<i8", "(2,)", raw<std::int64_t>({1, 0})));
+  EXPECT_THAT(error_of(options("npy", write("nan.npy", npy("<f4", "(2, 2)", raw<float>({1, 2, 3, nan}))), y)),
+              AllOf(HasSubstr("nan.npy sample 1: value 1 is nan"), HasSubstr("leave the sample out")));
+  DatasetOptions values = options("npy", write("x.npy", npy("<f4", "(2, 1)", raw<float>({1, 2}))),
+                                  write("t.npy", npy("<f4", "(2,)", raw<float>({-INFINITY, 2}))));
+  values.target = TargetKind::values;
+  EXPECT_THAT(error_of(values), HasSubstr("t.npy sample 0: the target is -inf"));
 }
 
 TEST_F(Formats, TokensOfBothKinds) {

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,14 +7,21 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 
+#include "worker/apply/sampling.h"
 #include "worker/config/config.h"
+#include "worker/report/confusion.h"
 #include "worker/report/metrics.h"
 #include "worker/report/progress.h"
 #include "worker/report/tensorboard.h"
+#include "worker/run/advice.h"
 #include "worker/run/leak_check.h"
+#include "worker/run/model_card.h"
 #include "worker/run/open_data.h"
+#include "worker/run/validation.h"
+#include "worker/tools/init.h"
 
 namespace ddprun::trainer {
 namespace {
@@ -93,6 +101,19 @@ TEST(TrainerConfig, ErrorsNameFileLineAndKey) {
   EXPECT_THAT(error_of(kSmall, {"data.batch=3"}), HasSubstr("batch"));
 }
 
+// A typo in a key that must be there is told as such, not as a key that is missing.
+TEST(TrainerConfig, TyposOfRequiredKeysAreNamed) {
+  const std::string data = "data: {format: csv, train: a}\n";
+  EXPECT_EQ(error_of("modl: {name: mlp}\n" + data), "f.yaml:1: modl: unknown key: did you mean 'model'?");
+  EXPECT_EQ(error_of("model: {nam: mlp}\n" + data), "f.yaml:1: model.nam: unknown key: did you mean 'name'?");
+  EXPECT_EQ(error_of("model: {name: mlp}\ndata: {format: csv, trian: a}\n"),
+            "f.yaml:2: data.trian: unknown key: did you mean 'train'?");
+  EXPECT_EQ(error_of("model: {name: mlp}\ndata: {fromat: csv, train: a}\n"),
+            "f.yaml:2: data.fromat: unknown key: did you mean 'format'?");
+  EXPECT_EQ(error_of("model: {name: mlp}\ndata: {format: npy, train: {input: a, targets: b}}\n"),
+            "f.yaml:2: data.train.input: unknown key: did you mean 'inputs'?");
+}
+
 // What --check can know it says, with file and line: not the first step.
 TEST(TrainerConfig, ValuesThatDoNotFitEachOther) {
   const auto wrong = [](const std::string& assignments) {
@@ -119,6 +140,12 @@ TEST(TrainerConfig, ValuesThatDoNotFitEachOther) {
   EXPECT_EQ(wrong("model.name=resnet18 data.format=image_folder model.frozen=[conv1.*]"), "no error");
   EXPECT_THAT(wrong("model.name=mlp model.frozen=[nothing*]"), HasSubstr("no parameter matches 'nothing*'"));
   EXPECT_THAT(wrong("schedule.name=multi_step"), HasSubstr("schedule.milestones: is missing"));
+  EXPECT_THAT(wrong("validation.patience=3"), HasSubstr("validation.patience: needs data.validation"));
+  EXPECT_THAT(wrong("checkpoint.best=loss"), HasSubstr("checkpoint.best: needs data.validation"));
+  EXPECT_THAT(wrong("data.validation=b data.validation_share=0.1"), HasSubstr("there is data.validation already"));
+  EXPECT_EQ(wrong("data.train=[a,b] checkpoint.best=loss data.validation_share=0.1"), "no error");
+  EXPECT_THAT(wrong("model.name=mlp data.format=npy data.train=[a,b]"), HasSubstr("several files are for csv"));
+  EXPECT_THAT(wrong("schedule.name=one_cycle schedule.warmup_steps=3"), HasSubstr("one_cycle has its own rise"));
   EXPECT_THAT(wrong("schedule.name=multi_step schedule.milestones=[5,5]"), HasSubstr("must rise"));
   EXPECT_THAT(wrong("schedule.name=cosine schedule.min_lr=1"), HasSubstr("min_lr: 1 is above optimizer.lr 0.1"));
   EXPECT_THAT(wrong("schedule.name=linear schedule.warmup_steps=9 schedule.total_steps=9"),
@@ -143,11 +170,29 @@ TEST(TrainerConfig, SaysWhichKeysDoNothing) {
   ASSERT_TRUE(config) << config.error().message();
   EXPECT_THAT(config->warnings,
               ::testing::ElementsAre("--set model.activation has no effect: it is for mlp, not linear",
-                                     "--set model.dropout has no effect: it is for gpt2, not linear",
+                                     "--set model.dropout has no effect: it is for gpt2 and mlp, not linear",
                                      "--set data.sequence_length has no effect: data.format is csv",
-                                     "f.yaml:5: optimizer.momentum has no effect: they are for sgd, not adamw",
+                                     "f.yaml:5: optimizer.momentum has no effect: they are for sgd, not adam or adamw",
                                      "f.yaml:6: schedule.gamma has no effect: it is for step and multi_step",
                                      "--set checkpoint.keep has no effect: checkpoint.dir is not set"));
+}
+
+TEST(TrainerConfig, StarterConfigurationsLoadWithoutWarnings) {
+  for (const StarterConfig& starter : starter_configs()) {
+    auto config = parse_config(starter.text, starter.kind, {});
+    ASSERT_TRUE(config) << config.error().message();
+    EXPECT_THAT(config->warnings, ::testing::IsEmpty()) << starter.kind;
+  }
+}
+
+TEST(TrainerConfig, EffectiveValuesAreTheFilesOrTheDefaults) {
+  auto config = parse_config(kSmall, "f.yaml", {"optimizer.name=adamw", "optimizer.betas=[0.5,0.6]"});
+  ASSERT_TRUE(config) << config.error().message();
+  EXPECT_EQ(config->effective["model.name"], "linear");
+  EXPECT_EQ(config->effective["data.batch_size"], "64");
+  EXPECT_EQ(config->effective["optimizer.betas"], "[0.5, 0.6]");
+  EXPECT_EQ(config->effective.count("data.validation"), 0U);
+  EXPECT_EQ(config->effective.count("model.heads"), 0U) << "nothing to a linear model";
 }
 
 TEST(TrainerConfig, TheSamplesInDeployLoad) {
@@ -164,10 +209,17 @@ TEST(TrainerConfig, TheSamplesInDeployLoad) {
 }
 
 TEST(Metrics, JsonLine) {
-  EXPECT_EQ(
-      to_json_line(
-          {.step = 3, .epoch = 1, .loss = 0.5, .lr = 0.1, .scale = 64, .skipped = false, .samples_per_s = 10.04}),
-      "{\"step\":3,\"epoch\":1,\"loss\":0.5,\"lr\":0.1,\"scale\":64.0,\"skipped\":false,\"samples_per_s\":10.0}\n");
+  EXPECT_EQ(to_json_line({.step = 3,
+                          .epoch = 1,
+                          .loss = 0.5,
+                          .lr = 0.1,
+                          .scale = 64,
+                          .skipped = false,
+                          .grad_norm = 2,
+                          .samples_per_s = 123.44}),
+            "{\"step\":3,\"epoch\":1,\"loss\":0.5,\"lr\":0.1,\"scale\":64.0,\"skipped\":false,\"grad_norm\":2.0,"
+            "\"samples_per_s\":123.4}\n");
+  EXPECT_THAT(to_json_line({.samples_per_s = 0.041239}), HasSubstr("\"samples_per_s\":0.0412"));
   EXPECT_THAT(to_json_line({.loss = std::numeric_limits<double>::quiet_NaN()}), HasSubstr("\"loss\":null"));
 }
 
@@ -214,6 +266,15 @@ TEST(Metrics, AreCutBackToAStep) {
   while (std::getline(in, line)) ++lines;
   EXPECT_EQ(lines, 4);
   EXPECT_EQ(*metrics_bytes_up_to(folder + "/none", 3), 0);
+  // The validation of the last step stays only where the checkpoint knows of it.
+  const auto size = static_cast<std::int64_t>(std::filesystem::file_size(path));
+  {
+    auto file = LineFile::open(path, -1);
+    ASSERT_TRUE(file);
+    ASSERT_TRUE(file->append("{\"step\":4,\"validation\":{\"loss\":1}}\n"));
+  }
+  EXPECT_EQ(*metrics_bytes_up_to(path, 4, /*validated=*/false), size);
+  EXPECT_GT(*metrics_bytes_up_to(path, 4, /*validated=*/true), size);
   std::filesystem::remove_all(folder);
 }
 
@@ -247,6 +308,12 @@ TEST(OpenData, WhatAReaderLeftOutBecomesAWarning) {
 
 TEST(Progress, LossesOfAnySize) {
   EXPECT_EQ(format_loss(0.25), "0.2500");
+  EXPECT_EQ(format_loss(1.23456e-5), "1.235e-05");
+  EXPECT_EQ(format_loss(0.012345), "0.01235");
+  EXPECT_EQ(format_loss(0), "0.0000");
+  EXPECT_EQ(format_speed(0.04213), "0.0421");
+  EXPECT_EQ(format_speed(12.34), "12.3");
+  EXPECT_EQ(format_speed(1234.5), "1234");
   EXPECT_EQ(format_loss(-3.2174613e37), "-3.217e+37");
   EXPECT_EQ(format_loss(-std::numeric_limits<double>::quiet_NaN()), "nan");
   EXPECT_EQ(format_loss(std::numeric_limits<double>::infinity()), "inf");
@@ -270,6 +337,107 @@ TEST(Progress, LinesAndBars) {
   EXPECT_THAT(progress_bar(s, 100), HasSubstr("####"));
   s.tokens_per_s = 99;
   EXPECT_THAT(progress_line(s), HasSubstr("99 tokens/s"));
+}
+
+TEST(Advice, NamesSettingsThatAreHardlyMeant) {
+  auto config = parse_config(
+      "model: {name: resnet18, stem: small}\ndata: {format: cifar, train: a, batch_size: 1}\n"
+      "optimizer: {lr: 0}\nschedule: {warmup_steps: 50}\nprecision: {dtype: bf16}\n"
+      "ddp: {compression: fp16}\n",
+      "f.yaml", {});
+  ASSERT_TRUE(config) << config.error().message();
+  config->model.image_size = 8;
+  RunFacts facts{.steps = 40, .samples_per_rank = 10, .world_size = 2, .crosses_hosts = false, .on_gpu = false};
+  EXPECT_THAT(
+      advice(*config, facts),
+      ::testing::ElementsAre(HasSubstr("optimizer.lr is 0"), HasSubstr("warmup_steps 50 is not below the run's 40"),
+                             HasSubstr("precision.dtype bf16 on a CPU"),
+                             HasSubstr("data.batch_size: a batch is 1 sample of 1x1 features"),
+                             HasSubstr("ddp.compression fp16 has no effect: all ranks are on one host")));
+  facts = {.steps = 400, .samples_per_rank = 9, .world_size = 2, .crosses_hosts = true, .on_gpu = true};
+  config->update.schedule.lr = 0.1;
+  config->data.batch_size = 4;
+  EXPECT_THAT(advice(*config, facts), ::testing::ElementsAre(HasSubstr("an epoch's last batch is 1 sample")));
+  config->data.drop_short_batch = true;
+  EXPECT_THAT(advice(*config, facts), ::testing::IsEmpty());
+  facts.world_size = 1;
+  EXPECT_THAT(advice(*config, facts), ::testing::ElementsAre(HasSubstr("there is one rank")));
+  EXPECT_THAT(memory_advice(), HasSubstr("a smaller data.batch_size"));
+}
+
+TEST(ModelCard, Gpt2IsReadBack) {
+  engine::ModelConfig model;
+  model.name = "gpt2";
+  model.gpt2 = {.vocabulary = 256, .context = 64, .sequence_length = 32, .layers = 2, .heads = 4, .embedding = 96};
+  auto back = gpt2_from_json(model_config_json(model, {}), "config.json");
+  ASSERT_TRUE(back) << back.error().message();
+  EXPECT_EQ(back->gpt2.vocabulary, 256);
+  EXPECT_EQ(back->gpt2.context, 64);
+  EXPECT_EQ(back->gpt2.layers, 2);
+  EXPECT_EQ(back->gpt2.embedding, 96);
+  const auto wrong = [](const std::string& text) { return gpt2_from_json(text, "c.json").error().message(); };
+  EXPECT_THAT(wrong("[]"), HasSubstr("c.json: not a JSON object"));
+  EXPECT_THAT(wrong("{\"model_type\": \"llama\"}"), HasSubstr("model_type is 'llama'"));
+  EXPECT_THAT(wrong("{\"model_type\": \"gpt2\", \"vocab_size\": \"x\"}"), HasSubstr("'vocab_size' is missing or no"));
+}
+
+TEST(ModelCard, OtherModelsBringTheirSizesAndClasses) {
+  engine::ModelConfig model;
+  model.name = "resnet18";
+  model.outputs = 2;
+  model.image_size = 32;
+  data::SampleSpec spec;
+  spec.class_names = {"cat", "dog"};
+  const std::string text = model_config_json(model, spec);
+  engine::ModelConfig back;
+  back.name = "resnet18";
+  auto names = complete_from_json(text, "c.json", back);
+  ASSERT_TRUE(names) << names.error().message();
+  EXPECT_EQ(*names, spec.class_names);
+  EXPECT_EQ(back.image_size, 32);
+  EXPECT_EQ(back.outputs, 2);
+  back.name = "mlp";
+  EXPECT_THAT(complete_from_json(text, "c.json", back).error().message(),
+              HasSubstr("the weights are of model resnet18, the configuration says mlp"));
+}
+
+TEST(Confusion, CsvAndPicture) {
+  const ConfusionMatrix matrix{class_names_of({"a,b", "c"}, 3), {1, 2, 0, 3, 4, 0, 0, 0, 5}};
+  EXPECT_EQ(confusion_csv(matrix), "target,\"a,b\",c,2\n\"a,b\",1,2,0\nc,3,4,0\n2,0,0,5\n");
+  EXPECT_THAT(confusion_svg(matrix), ::testing::AllOf(HasSubstr("<svg"), HasSubstr(">5</text>"), HasSubstr("a,b")));
+}
+
+TEST(Figures, FollowTheKindOfTarget) {
+  EvalCounts counts{.loss_sum = 2, .targets = 4, .correct = 1, .in_top5 = 3, .samples = 4};
+  const auto names = [&counts](std::int64_t classes, std::vector<std::int64_t> target_shape) {
+    data::SampleSpec spec;
+    spec.classes = classes;
+    spec.target_shape = std::move(target_shape);
+    std::string text;
+    for (const Figure& figure : figures_of(counts, spec)) text += fmt::format("{}={:.4f} ", figure.name, figure.value);
+    return text;
+  };
+  EXPECT_EQ(names(0, {1}), "loss=0.5000 ");
+  EXPECT_EQ(names(3, {}), "loss=0.5000 accuracy=0.2500 ");
+  EXPECT_EQ(names(10, {}), "loss=0.5000 accuracy=0.2500 top5=0.7500 ");
+  EXPECT_EQ(names(256, {16}), "loss=0.5000 perplexity=1.6487 ");
+}
+
+TEST(Sampling, FollowsItsSettings) {
+  const std::vector<float> logits = {0, 3, 2, 3};
+  engine::Generator random(1);
+  EXPECT_EQ(choose_token(logits, {}, random), 1) << "the first of equals";
+  std::map<std::int64_t, int> seen;
+  for (int i = 0; i < 2000; ++i) ++seen[choose_token(logits, {.temperature = 1, .top_k = 2}, random)];
+  EXPECT_EQ(seen.size(), 2U);
+  EXPECT_NEAR(seen[1], 1000, 150);
+  seen.clear();
+  for (int i = 0; i < 2000; ++i) ++seen[choose_token(logits, {.temperature = 1, .top_p = 0.85}, random)];
+  EXPECT_EQ(seen.size(), 3U) << "0.42 + 0.42 are not enough";
+  EXPECT_EQ(seen.count(0), 0U);
+  engine::Generator a(7), b(7);
+  for (int i = 0; i < 50; ++i)
+    EXPECT_EQ(choose_token(logits, {.temperature = 2}, a), choose_token(logits, {.temperature = 2}, b));
 }
 
 TEST(LeakCheck, NamesWhatGrewTwice) {

@@ -541,12 +541,17 @@ TEST_P(KernelParity, OptimizersAndNorm) {
   k_->sgd(chunks(true, 0), {.lr = 0.1});
   r_->sgd(chunks(false, 0), {.lr = 0.1});
   tight(*p, "sgd without momentum");
-  const AdamwUpdate u{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .correction1 = 0.19, .correction2 = 0.002};
+  AdamwUpdate u{.lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .correction1 = 0.19, .correction2 = 0.002};
   k_->adamw(chunks(true, 2), u);
   r_->adamw(chunks(false, 2), u);
   tight(*p, "adamw");
   tight(*m, "exp_avg");
   tight(*v, "exp_avg_sq");
+  u.decoupled = false;
+  k_->adamw(chunks(true, 2), u);
+  r_->adamw(chunks(false, 2), u);
+  tight(*p, "adam");
+  tight(*v, "adam's exp_avg_sq");
   const GradientNorm a = k_->gradient_norm(chunks(true, 0), 0.5), b = r_->gradient_norm(chunks(false, 0), 0.5);
   EXPECT_NEAR(a.squared, b.squared, 1e-5 * b.squared);
   EXPECT_FALSE(a.found_inf);

@@ -22,12 +22,12 @@ class World {
     options_.run_id = RunId("job");
     options_.endpoint = Endpoint{"10.0.0.1", 29400};
     options_.nproc = pick(1, 4);
-    options_.max_restarts = pick(0, 3);
+    options_.job.max_restarts = pick(0, 3);
     options_.shutdown_timeout = milliseconds(chance(20) ? 0 : pick(1, 30'000));
     options_.restart_backoff = milliseconds(chance(50) ? 0 : pick(1, 5'000));
-    options_.times.join_timeout = milliseconds(pick(chance(10) ? 1 : 10'000, 60'000));
-    options_.times.close_timeout = milliseconds(pick(0, 30'000));
-    options_.times.keep_alive_interval = milliseconds(pick(1, 5'000));
+    options_.job.join_timeout = milliseconds(pick(chance(10) ? 1 : 10'000, 60'000));
+    options_.job.close_timeout = milliseconds(pick(0, 30'000));
+    options_.job.keep_alive_interval = milliseconds(pick(1, 5'000));
     options_.on_silence = chance(20) ? OnSilence::keep : OnSilence::stop;
     options_.wait_for_helpers = chance(20);
     options_.signal_groups = chance(20);
@@ -151,7 +151,7 @@ class World {
     if (kind < 55) {
       rdzv::Assignment a;
       a.round = Round(chance(90) ? round_.value + 1 : pick(0, 20));
-      a.restart_count = pick(0, options_.max_restarts + (chance(1) ? 1 : 0));
+      a.restart_count = pick(0, options_.job.max_restarts + (chance(1) ? 1 : 0));
       a.group_world_size = pick(1, 3);
       a.group_rank = GroupRank(pick(0, a.group_world_size - (chance(1) ? 0 : 1)));
       a.first_rank = Rank(pick(0, 3));
@@ -223,7 +223,7 @@ class World {
         if (stop_requested_) fail("starts workers after a stop request");
         if (started_round_) fail("starts workers twice in a round");
         if (!alive_.empty()) fail("starts workers while others live");
-        if (start->assignment.restart_count > options_.max_restarts) fail("exceeds the budget");
+        if (start->assignment.restart_count > options_.job.max_restarts) fail("exceeds the budget");
         started_round_ = true;
         if (chance(85)) {
           for (const LocalRank worker : start->workers) alive_.insert(worker.value);

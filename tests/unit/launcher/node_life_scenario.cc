@@ -138,10 +138,10 @@ std::string NodeLifeScenario::run(const std::string& command) {
     options.run_id = RunId("job");
     options.endpoint = Endpoint{"10.0.0.1", 29400};
     options.nproc = number("nproc", 2);
-    options.max_restarts = number("restarts", 3);
+    options.job.max_restarts = number("restarts", 3);
     options.shutdown_timeout = milliseconds(number("shutdown", 30'000));
-    options.times.join_timeout = milliseconds(number("join", 600'000));
-    options.times.close_timeout = milliseconds(number("close", 30'000));
+    options.job.join_timeout = milliseconds(number("join", 600'000));
+    options.job.close_timeout = milliseconds(number("close", 30'000));
     options.restart_backoff = milliseconds(number("backoff", 0));
     if (flag("keep")) options.on_silence = OnSilence::keep;
     options.wait_for_helpers = flag("wait_for_helpers");

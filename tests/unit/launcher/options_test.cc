@@ -67,11 +67,11 @@ TEST(LaunchOptions, TheUsualLineWithUnderscores) {
   const auto options =
       good({"--nnodes=1", "--nproc_per_node=8", "--max_restarts=3", "--rdzv_id=123456", "--rdzv_backend=c10d",
             "--rdzv_endpoint=localhost:29500", "train.py", "--cfg", "configs/exp001.yaml"});
-  EXPECT_EQ(options.nnodes_min, 1);
+  EXPECT_EQ(options.job.nnodes_min, 1);
   EXPECT_EQ(options.nproc, 8);
-  EXPECT_EQ(options.max_restarts, 3);
+  EXPECT_EQ(options.job.max_restarts, 3);
   EXPECT_EQ(options.run_id.value, "123456");
-  EXPECT_EQ(options.backend, RdzvBackend::c10d);
+  EXPECT_EQ(options.job.backend, RdzvBackend::c10d);
   EXPECT_EQ(options.endpoint, (Endpoint{"localhost", 29500}));
   EXPECT_TRUE(options.local_job);
   EXPECT_EQ(options.program, "train.py");
@@ -107,7 +107,7 @@ TEST(LaunchOptions, CarriageReturnsAreNotTaken) {
 TEST(LaunchOptions, TheUsualLegacyLine) {
   const auto options = good({"--nproc_per_node=4", "--master_port=29500", "train.py"}, {}, Flavour::launch);
   EXPECT_EQ(options.nproc, 4);
-  EXPECT_EQ(options.backend, RdzvBackend::static_);
+  EXPECT_EQ(options.job.backend, RdzvBackend::static_ranks);
   EXPECT_EQ(options.endpoint, (Endpoint{"127.0.0.1", 29500}));
   EXPECT_EQ(options.node_rank, 0);
   EXPECT_TRUE(options.local_job);
@@ -116,7 +116,7 @@ TEST(LaunchOptions, TheUsualLegacyLine) {
 
 TEST(LaunchOptions, NothingButAScriptIsALocalJobOnAFreePort) {
   const auto options = good({"train.py"});
-  EXPECT_EQ(options.backend, RdzvBackend::c10d);
+  EXPECT_EQ(options.job.backend, RdzvBackend::c10d);
   EXPECT_EQ(options.endpoint.port, 0);
   EXPECT_TRUE(options.local_job);
   EXPECT_EQ(options.nproc, 1);
@@ -130,7 +130,7 @@ TEST(LaunchOptions, StandaloneWinsOverRendezvousOptions) {
   EXPECT_EQ(options.endpoint, (Endpoint{"127.0.0.1", 0}));
   EXPECT_THAT(options.warnings, ElementsAre(HasSubstr("--rdzv-endpoint is not used")));
   EXPECT_THAT(problem({"--standalone", "--nnodes=2", "train.py"}), HasSubstr("--standalone is a job of one node"));
-  EXPECT_EQ(good({"--standalone", "--nnodes=1:3", "train.py"}).nnodes_max, 1);
+  EXPECT_EQ(good({"--standalone", "--nnodes=1:3", "train.py"}).job.nnodes_max, 1);
   EXPECT_THAT(good({"--local-addr=10.0.0.1", "--node-rank=1", "x"}).warnings,
               ElementsAre(HasSubstr("--local-addr is not used"), HasSubstr("--node-rank=1 is not used")));
   EXPECT_THAT(good({"x"}, {{"PET_NODE_RANK", "0"}}).warnings, IsEmpty());
@@ -162,11 +162,11 @@ TEST(Options, ADefaultEndpointIsNotForTheOtherNodes) {
 
 TEST(LaunchOptions, WhichRendezvousACommandGets) {
   auto options = good({"--nnodes=2", "x"});
-  EXPECT_EQ(options.backend, RdzvBackend::static_);
+  EXPECT_EQ(options.job.backend, RdzvBackend::static_ranks);
   EXPECT_EQ(options.endpoint, (Endpoint{"127.0.0.1", 29500}));
   EXPECT_FALSE(options.local_job);
-  EXPECT_EQ(options.nnodes_min, 2);
-  EXPECT_EQ(options.conf.join_timeout, std::chrono::seconds(900));
+  EXPECT_EQ(options.job.nnodes_min, 2);
+  EXPECT_EQ(options.job.join_timeout, std::chrono::seconds(900));
 
   options = good({"--nnodes=2", "--master-addr=node1", "--master-port=7000", "--node-rank=1", "x"});
   EXPECT_EQ(options.endpoint, (Endpoint{"node1", 7000}));
@@ -174,8 +174,8 @@ TEST(LaunchOptions, WhichRendezvousACommandGets) {
 
   options = good({"--nnodes=1:4", "--rdzv-backend=c10d", "x"});
   EXPECT_EQ(options.endpoint, (Endpoint{"localhost", 29400}));
-  EXPECT_EQ(options.nnodes_min, 1);
-  EXPECT_EQ(options.nnodes_max, 4);
+  EXPECT_EQ(options.job.nnodes_min, 1);
+  EXPECT_EQ(options.job.nnodes_max, 4);
   EXPECT_EQ(options.node_rank, std::nullopt);
 
   options = good({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:77", "--node-rank=1", "x"});
@@ -184,7 +184,7 @@ TEST(LaunchOptions, WhichRendezvousACommandGets) {
   EXPECT_FALSE(options.local_job);
 
   options = good({"--rdzv-endpoint=10.0.0.1:5", "x"});
-  EXPECT_EQ(options.backend, RdzvBackend::static_);
+  EXPECT_EQ(options.job.backend, RdzvBackend::static_ranks);
   EXPECT_FALSE(options.local_job);
 
   EXPECT_THAT(problem({"--nnodes=2", "--rdzv-endpoint=node1", "x"}), HasSubstr("has no port"));
@@ -244,7 +244,7 @@ TEST(LaunchOptions, VariablesAreDefaultsAndEmptyOnesAreUnset) {
                                 {"PET_NNODES", ""}};
   const auto options = good({"x"}, environment);
   EXPECT_EQ(options.nproc, 2);
-  EXPECT_EQ(options.max_restarts, 0);
+  EXPECT_EQ(options.job.max_restarts, 0);
   EXPECT_TRUE(options.no_python);
   EXPECT_EQ(good({"--nproc-per-node=1", "x"}, environment).nproc, 1);
   EXPECT_THAT(problem({"x"}, {{"PET_NNODES", "9:1"}}), HasSubstr("PET_NNODES: "));
@@ -275,12 +275,12 @@ TEST(LaunchOptions, RdzvConf) {
                              "join_timeout=5, last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=7,"
                              "is_host=Yes,on_silence=keep,read_timeout=9,close_timeout=4",
                              "x"});
-  EXPECT_EQ(options.conf.join_timeout.count(), 5);
-  EXPECT_EQ(options.conf.last_call_timeout.count(), 1);
-  EXPECT_EQ(options.conf.close_timeout.count(), 4);
-  EXPECT_EQ(options.conf.read_timeout.count(), 9);
-  EXPECT_EQ(options.conf.keep_alive_interval.count(), 2);
-  EXPECT_EQ(options.conf.keep_alive_max_attempt, 7);
+  EXPECT_EQ(options.job.join_timeout, std::chrono::seconds(5));
+  EXPECT_EQ(options.job.last_call_timeout, std::chrono::seconds(1));
+  EXPECT_EQ(options.job.close_timeout, std::chrono::seconds(4));
+  EXPECT_EQ(options.conf.read_timeout, std::chrono::seconds(9));
+  EXPECT_EQ(options.job.keep_alive_interval, std::chrono::seconds(2));
+  EXPECT_EQ(options.job.keep_alive_max_attempt, 7);
   EXPECT_EQ(options.conf.is_host, true);
   EXPECT_TRUE(options.conf.keep_on_silence);
   EXPECT_THAT(options.warnings, IsEmpty());
@@ -290,7 +290,7 @@ TEST(LaunchOptions, RdzvConf) {
   EXPECT_EQ(
       good({"--rdzv-backend=c10d", "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=5'", "x"}).warnings.size(),
       2u);
-  EXPECT_EQ(good({"--nnodes=2", "--rdzv-conf=timeout=33", "x"}).conf.join_timeout.count(), 33);
+  EXPECT_EQ(good({"--nnodes=2", "--rdzv-conf=timeout=33", "x"}).job.join_timeout, std::chrono::seconds(33));
   for (const char* text :
        {"join_timeout=0", "join_timeout=a", "join_timeout=", "=3", "join_timeout", "is_host=maybe", "on_silence=die",
         "store_type=file", "keep_alive_max_attempt=0", "keep_alive_max_attempt=1001", "last_call_timeout=1.5"}) {
@@ -338,7 +338,7 @@ TEST(LaunchOptions, TimesAndLimitsOfTheSupervision) {
                              "--exit-code=torchrun", "--log-max-size=64K", "--port-range=20000-20010", "x"});
   EXPECT_EQ(options.shutdown_timeout.count(), 2000);
   EXPECT_EQ(options.restart_backoff.count(), 500);
-  EXPECT_EQ(options.crash_loop_limit, 4);
+  EXPECT_EQ(options.job.crash_loop_limit, 4);
   EXPECT_TRUE(options.torchrun_exit_codes);
   EXPECT_EQ(options.output.log_max_size_bytes, 65536u);
   EXPECT_EQ(options.first_port, 20000);
@@ -408,7 +408,7 @@ TEST(LaunchOptions, OptionsOfOtherLaunchersGetAHint) {
     EXPECT_THAT(foreign_option_hint(word), HasSubstr("--nproc-per-node")) << word;
     EXPECT_THAT(problem({word, "4", "x"}), HasSubstr("unknown option")) << word;
   }
-  EXPECT_THAT(foreign_option_hint("--hostfile"), HasSubstr("on each node"));
+  EXPECT_THAT(foreign_option_hint("--machinefile"), HasSubstr("--hostfile=FILE"));
   EXPECT_THAT(foreign_option_hint("--use_env"), HasSubstr("ddprun-launch"));
   EXPECT_EQ(foreign_option_hint("--bogus"), "");
 }

@@ -34,7 +34,7 @@ HostState good_host() {
 LaunchOptions job(std::int64_t workers) {
   LaunchOptions options;
   options.nproc = workers;
-  options.nnodes_max = 2;
+  options.job.nnodes_max = 2;
   return options;
 }
 

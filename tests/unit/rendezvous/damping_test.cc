@@ -1,4 +1,4 @@
-#include "rendezvous/damping.h"
+#include "rendezvous/membership/damping.h"
 
 #include <gtest/gtest.h>
 

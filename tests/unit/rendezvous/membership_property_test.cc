@@ -9,7 +9,7 @@
 #include <random>
 #include <string>
 
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 namespace ddprun::rendezvous {
 namespace {
@@ -36,20 +36,20 @@ class World {
  public:
   explicit World(std::uint64_t seed) : random_(seed) {
     const bool fixed = chance(30);
-    template_.nnodes_max = 1 + static_cast<std::int64_t>(random_() % 5);
-    template_.nnodes_min =
-        fixed ? template_.nnodes_max
-              : 1 + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(template_.nnodes_max));
-    template_.max_restarts = static_cast<std::int64_t>(random_() % 4);
-    template_.last_call_timeout = seconds(random_() % 4);
-    template_.join_timeout = seconds(10 + random_() % 30);
-    template_.keep_alive_interval = seconds(1);
-    template_.keep_alive_attempts = 3;
+    template_.job.nnodes_max = 1 + static_cast<std::int64_t>(random_() % 5);
+    template_.job.nnodes_min =
+        fixed ? template_.job.nnodes_max
+              : 1 + static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(template_.job.nnodes_max));
+    template_.job.max_restarts = static_cast<std::int64_t>(random_() % 4);
+    template_.job.last_call_timeout = seconds(random_() % 4);
+    template_.job.join_timeout = seconds(10 + random_() % 30);
+    template_.job.keep_alive_interval = seconds(1);
+    template_.job.keep_alive_max_attempt = 3;
     if (chance(15)) {
-      template_.backend = rdzv::Backend::static_ranks;
-      template_.nnodes_min = template_.nnodes_max;
+      template_.job.backend = RdzvBackend::static_ranks;
+      template_.job.nnodes_min = template_.job.nnodes_max;
     }
-    agents_.resize(static_cast<std::size_t>(template_.nnodes_max) + random_() % 4);
+    agents_.resize(static_cast<std::size_t>(template_.job.nnodes_max) + random_() % 4);
     for (std::size_t i = 0; i < agents_.size(); ++i) renew(agents_[i], i);
   }
 
@@ -172,8 +172,8 @@ class World {
     agent.info.host = "host" + std::to_string(i);
     agent.info.address = "10.0.0." + std::to_string(i);
     agent.info.nproc = 1 + static_cast<std::int64_t>(i % 3);
-    if (template_.backend == rdzv::Backend::static_ranks) {
-      agent.info.node_rank = static_cast<std::int64_t>(i) % template_.nnodes_max;
+    if (template_.job.backend == RdzvBackend::static_ranks) {
+      agent.info.node_rank = static_cast<std::int64_t>(i) % template_.job.nnodes_max;
     }
   }
 
@@ -381,7 +381,7 @@ class World {
         if (agent.reachable) {
           m_.heard(agent.info.node_id, now_);
           agent.answered = now_;
-        } else if (agent.workers && now_ >= agent.answered + agent.info.lease() + kStopLimit) {
+        } else if (agent.workers && now_ >= agent.answered + agent.info.job.lease() + kStopLimit) {
           agent.workers = false;  // its lease is over
           note("has no workers any more", agent);
           if (agent.doing == Agent::Doing::working) agent.doing = Agent::Doing::stopping;
@@ -398,7 +398,7 @@ class World {
   void take(Actions actions) {
     for (const Action& action : actions) {
       const auto* send = std::get_if<Send>(&action);
-      if (const auto* news = std::get_if<News>(&action); news != nullptr && trace_) story_ += "\n* " + news->text;
+      if (const auto* event = std::get_if<Event>(&action); event != nullptr && trace_) story_ += "\n* " + event->text;
       if (send == nullptr) continue;
       ++events_;
       if (trace_) story_ += "\n" + send->node.value + " <- message " + std::to_string(send->message.index());
@@ -433,8 +433,9 @@ class World {
         if (mine < theirs + other.info.nproc && theirs < mine + agent.info.nproc) complain("I1: a rank twice");
       }
     }
-    if (a.group_world_size < template_.nnodes_min || a.group_world_size > template_.nnodes_max) complain("world size");
-    if (template_.backend == rdzv::Backend::static_ranks && a.group_rank.value != *agent.info.node_rank) {
+    if (a.group_world_size < template_.job.nnodes_min || a.group_world_size > template_.job.nnodes_max)
+      complain("world size");
+    if (template_.job.backend == RdzvBackend::static_ranks && a.group_rank.value != *agent.info.node_rank) {
       complain("a static rank was not kept");
     }
     agent.round = a.round;
@@ -481,9 +482,9 @@ void come_and_go(std::uint64_t seed) {
   const bool new_names = below(4) == 0;
   rdzv::NodeInfo info;
   info.run_id = RunId("job");
-  info.nnodes_min = 1 + below(4);
-  info.nnodes_max = info.nnodes_min + 1 + below(4);
-  info.last_call_timeout = seconds(below(4));
+  info.job.nnodes_min = 1 + below(4);
+  info.job.nnodes_max = info.job.nnodes_min + 1 + below(4);
+  info.job.last_call_timeout = seconds(below(4));
   Membership m(RunId("job"));
   TimePoint now = TimePoint() + seconds(1'000);
   std::map<NodeId, TimePoint> dies;
@@ -512,7 +513,8 @@ void come_and_go(std::uint64_t seed) {
     join.node = info;
     take(m.on(join, now));
   };
-  for (std::int64_t i = 0; i < info.nnodes_min; ++i) come("stays" + std::to_string(i), "steady" + std::to_string(i));
+  for (std::int64_t i = 0; i < info.job.nnodes_min; ++i)
+    come("stays" + std::to_string(i), "steady" + std::to_string(i));
   const TimePoint end = now + std::chrono::minutes(30);
   std::optional<TimePoint> formed;
   while (now < end) {

@@ -53,16 +53,16 @@ rdzv::NodeInfo MembershipScenario::node(const std::string& name, const Arguments
   };
   if (const auto found = arguments.find("nnodes"); found != arguments.end()) {
     const auto colon = found->second.find(':');
-    d.nnodes_min = std::stoll(found->second.substr(0, colon));
-    d.nnodes_max = colon == std::string::npos ? d.nnodes_min : std::stoll(found->second.substr(colon + 1));
+    d.job.nnodes_min = std::stoll(found->second.substr(0, colon));
+    d.job.nnodes_max = colon == std::string::npos ? d.job.nnodes_min : std::stoll(found->second.substr(colon + 1));
   }
-  time("join", d.join_timeout);
-  time("last_call", d.last_call_timeout);
-  time("keep_alive", d.keep_alive_interval);
-  d.max_restarts = number(arguments, "restarts", d.max_restarts);
-  d.crash_loop_limit = number(arguments, "crash_loop", d.crash_loop_limit);
+  time("join", d.job.join_timeout);
+  time("last_call", d.job.last_call_timeout);
+  time("keep_alive", d.job.keep_alive_interval);
+  d.job.max_restarts = number(arguments, "restarts", d.job.max_restarts);
+  d.job.crash_loop_limit = number(arguments, "crash_loop", d.job.crash_loop_limit);
   d.nproc = number(arguments, "nproc", d.nproc);
-  if (arguments.contains("static")) d.backend = rdzv::Backend::static_ranks;
+  if (arguments.contains("static")) d.job.backend = RdzvBackend::static_ranks;
   rdzv::NodeInfo info = d;
   info.run_id = RunId("job");
   info.node_id = NodeId(name);
@@ -89,7 +89,7 @@ std::string MembershipScenario::render(const Actions& actions) {
     } else if (const auto* drop = std::get_if<Drop>(&action)) {
       out += fmt::format("{} dropped: {}\n", drop->node.value, drop->why);
     } else {
-      out += fmt::format("* {}\n", std::get<News>(action).text);
+      out += fmt::format("* {}\n", std::get<Event>(action).text);
     }
   }
   if (const std::string broken = membership_.check(); !broken.empty()) out += "BROKEN: " + broken + "\n";
@@ -218,7 +218,7 @@ std::string MembershipScenario::run(const std::string& command) {
   if (verb == "status") {
     std::string out;
     for (const NodeStatus& n : membership_.status(now_).nodes) {
-      out += fmt::format("{} {} group_rank={} first_rank={}\n", n.node_id.value, rdzv::to_string(n.state), n.group_rank,
+      out += fmt::format("{} {} group_rank={} first_rank={}\n", n.node_id.value, to_word(n.state), n.group_rank,
                          n.first_rank);
     }
     for (const FailureRecord& f : membership_.status(now_).failures) out += "failure: " + rdzv::describe(f) + "\n";

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 namespace ddprun::rendezvous {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/membership.h"
+#include "rendezvous/membership/membership.h"
 
 #include <gtest/gtest.h>
 
@@ -31,10 +31,10 @@ rdzv::NodeInfo node_of(int i, int total, int spares) {
   info.node_id = NodeId("node-id-" + std::to_string(i));
   info.host = "node" + std::to_string(i);
   info.address = "10.1." + std::to_string(i / 256) + "." + std::to_string(i % 256);
-  info.nnodes_min = total / 2;
-  info.nnodes_max = total - spares;
+  info.job.nnodes_min = total / 2;
+  info.job.nnodes_max = total - spares;
   info.nproc = 8;
-  info.max_restarts = 10;
+  info.job.max_restarts = 10;
   return info;
 }
 

@@ -1,4 +1,4 @@
-#include "rendezvous/rank_order.h"
+#include "rendezvous/membership/rank_order.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <fstream>
 #include <random>
+#include <sstream>
 
 namespace ddprun::rdzv {
 namespace {
@@ -15,13 +18,13 @@ NodeInfo some_node() {
   node.address = "fd00::1";
   node.role = "trainer";
   node.topology_key = "rack3";
-  node.nnodes_min = 2;
-  node.nnodes_max = 8;
+  node.job.nnodes_min = 2;
+  node.job.nnodes_max = 8;
   node.nproc = 4;
   node.node_rank = 3;
   node.worker_store_port = 40123;
-  node.backend = Backend::static_ranks;
-  node.max_restarts = 5;
+  node.job.backend = RdzvBackend::static_ranks;
+  node.job.max_restarts = 5;
   return node;
 }
 
@@ -90,11 +93,56 @@ std::vector<ServerMessage> server_messages() {
           roster};
 }
 
+std::vector<OperatorMessage> operator_messages() {
+  return {StatusRequest{"j"}, DrainRequest{"j", "n", "t"}, StopRequest{"j", "t"}, FlightQuery{"j"}, RosterRequest{"j"}};
+}
+
+// A frame as text: 32 bytes a line; a line that is the same as the one before is left out.
+std::string hex_of(const std::string& frame) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string all, last;
+  for (std::size_t at = 0; at < frame.size(); at += 32) {
+    std::string line = "  ";
+    for (const char c : frame.substr(at, 32)) {
+      line += kDigits[static_cast<unsigned char>(c) >> 4];
+      line += kDigits[static_cast<unsigned char>(c) & 15];
+    }
+    if (line != last) all += line + "\n";
+    last = line;
+  }
+  return all;
+}
+
 std::string_view payload(const std::string& frame) { return std::string_view(frame).substr(4); }
 
 TEST(RdzvProtocol, LengthPrefixIsThatOfTheRest) {
   const std::string frame = encode(ServerMessage(Finished()));
   EXPECT_EQ(frame, std::string("\x02\0\0\0\x43\0", 6));
+}
+
+// What is on the wire, byte by byte. DDPRUN_REWRITE=1 writes it anew; a change here needs a new kVersion.
+TEST(RdzvProtocol, TheBytesOfAVersionNeverChange) {
+  std::ostringstream now;
+  now << "version " << kVersion << "\n";
+  const auto add = [&now](const char* who, const auto& messages) {
+    for (const auto& message : messages) {
+      const std::string frame = encode(message);
+      now << who << " type " << int(static_cast<unsigned char>(frame.at(4))) << ", " << frame.size() << " bytes\n"
+          << hex_of(frame);
+    }
+  };
+  add("agent", agent_messages());
+  add("server", server_messages());
+  add("operator", operator_messages());
+  const std::string file = DDPRUN_SOURCE_DIR "/tests/testdata/rdzv_protocol/messages.txt";
+  std::ifstream in(file);
+  const std::string wanted{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  if (std::getenv("DDPRUN_REWRITE") != nullptr && wanted != now.str()) {
+    in.close();
+    std::ofstream(file) << now.str();
+    return;
+  }
+  EXPECT_EQ(wanted, now.str());
 }
 
 TEST(RdzvProtocol, EveryMessageComesBackAsItWas) {
@@ -112,9 +160,7 @@ TEST(RdzvProtocol, EveryMessageComesBackAsItWas) {
     EXPECT_EQ(back->index(), message.index());
     EXPECT_EQ(encode(*back), frame);
   }
-  const std::vector<OperatorMessage> operator_messages = {StatusRequest{"j"}, DrainRequest{"j", "n", "t"},
-                                                          StopRequest{"j", "t"}, FlightQuery{"j"}, RosterRequest{"j"}};
-  for (const OperatorMessage& message : operator_messages) {
+  for (const OperatorMessage& message : operator_messages()) {
     const std::string frame = encode(message);
     const auto back = decode_operator(payload(frame));
     ASSERT_TRUE(back) << back.error().message();
@@ -162,13 +208,48 @@ TEST(RdzvProtocol, BoundsAreCheckedAndNamed) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().message(), "Join message: nproc 0 is not in 1..1000000");
   join.node = some_node();
-  join.node.nnodes_min = 9;
+  join.node.job.nnodes_min = 9;
   refused = decode_agent(payload(encode(AgentMessage(join))));
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("nnodes_max 8"), std::string::npos);
   join.node = some_node();
   join.node.node_id = NodeId();
   EXPECT_FALSE(decode_agent(payload(encode(AgentMessage(join)))));
+}
+
+TEST(RdzvProtocol, AnEnumerationIsWhatItsWordsName) {
+  Register registration;
+  registration.node = some_node();
+  std::string frame = encode(AgentMessage(registration));
+  EXPECT_TRUE(decode_agent(payload(frame)));
+  frame.back() = static_cast<char>(kEnumSize<MemberState>);
+  const auto refused = decode_agent(payload(frame));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message(), "Register message: unknown state 5");
+  EXPECT_EQ(to_word(MemberState::resumable), "resumable");
+  EXPECT_EQ(from_word<MemberState>("stopping"), MemberState::stopping);
+  EXPECT_EQ(from_word<RdzvBackend>("static"), RdzvBackend::static_ranks);
+  EXPECT_FALSE(from_word<RdzvBackend>("Static"));
+  EXPECT_EQ(to_word(static_cast<RdzvBackend>(9)), "");
+}
+
+TEST(JobSettings, TheFirstDifferenceIsNamedByItsOption) {
+  const JobSettings ours;
+  EXPECT_FALSE(first_difference(ours, ours));
+  const auto differs = [&ours](auto change) {
+    JobSettings theirs;
+    change(theirs);
+    const auto found = first_difference(theirs, ours);
+    return found ? found->option + " " + found->left + " " + found->right : "";
+  };
+  EXPECT_EQ(differs([](JobSettings& j) { j.nnodes_max = 4; }), "--nnodes 1:4 1");
+  EXPECT_EQ(differs([](JobSettings& j) { j.nnodes_min = j.nnodes_max = 2; }), "--nnodes 2 1");
+  EXPECT_EQ(differs([](JobSettings& j) { j.backend = RdzvBackend::static_ranks; }), "--rdzv-backend static c10d");
+  EXPECT_EQ(differs([](JobSettings& j) { j.close_timeout += std::chrono::milliseconds(1); }),
+            "--rdzv-conf close_timeout 30001 ms 30000 ms");
+  EXPECT_EQ(differs([](JobSettings& j) { j.crash_loop_limit = j.max_restarts = 2; }), "--max-restarts 2 0");
+  EXPECT_EQ(differs([](JobSettings& j) { j.crash_loop_limit = 2; }), "--crash-loop-limit 2 0");
+  EXPECT_EQ(differs([](JobSettings& j) { j.crash_loop_window *= 2; }), "the crash loop window 10000 ms 5000 ms");
 }
 
 TEST(RdzvProtocol, LongTextsAreCutByTheWriterAndTheLastLinesAreKept) {

@@ -1,4 +1,4 @@
-#include "rendezvous/state_file.h"
+#include "rendezvous/server/state_file.h"
 
 #include <gtest/gtest.h>
 

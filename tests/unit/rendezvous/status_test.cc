@@ -1,4 +1,4 @@
-#include "rendezvous/status.h"
+#include "rendezvous/server/status.h"
 
 #include <gtest/gtest.h>
 

@@ -14,7 +14,7 @@
 
 #include "common/store_client.h"
 #include "common/tcp.h"
-#include "rendezvous/store_server.h"
+#include "rendezvous/store/store_server.h"
 
 namespace ddprun::test {
 

@@ -1,4 +1,4 @@
-#include "rendezvous/store_server.h"
+#include "rendezvous/store/store_server.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -147,36 +147,6 @@ TEST(StoreServer, SilentConnectionsAreClosedAfterTheSetupTimeout) {
   EXPECT_TRUE(good.ping());
 }
 
-TEST(StoreServer, AConnectionWithTheOtherProtocolsFirstByteIsHandedOver) {
-  Served served;
-  std::promise<std::pair<std::string, int>> handed;
-  std::optional<boost::asio::ip::tcp::socket> kept;
-  served.on_thread([&] {
-    served.server().on_foreign('D', [&](boost::asio::ip::tcp::socket socket, std::string bytes) {
-      kept.emplace(std::move(socket));
-      handed.set_value({std::move(bytes), kept->native_handle()});
-    });
-  });
-  UniqueFd agent = served.connect();
-  write_bytes(agent.get(), "DDPR hello");
-  auto future = handed.get_future();
-  ASSERT_EQ(future.wait_for(60s), std::future_status::ready);
-  EXPECT_EQ(future.get().first, "DDPR hello");
-  StoreClient client = served.client();
-  ASSERT_TRUE(client.set_confirmed("k", "v"));
-  // clear() ends the store's clients only.
-  served.on_thread([&] {
-    served.server().clear();
-    boost::system::error_code ec;
-    boost::asio::write(*kept, boost::asio::buffer("still", 5), ec);
-    EXPECT_FALSE(ec);
-  });
-  EXPECT_EQ(read_bytes(agent.get(), 5), "still");
-  EXPECT_EQ(served.stats().connections, 0u);
-  EXPECT_EQ(served.stats().keys, 0u);
-  served.on_thread([&] { kept.reset(); });
-}
-
 TEST(StoreServer, ClearEndsOldConnectionsAndForgetsTheirWaits) {
   Served served;
   UniqueFd old = served.connect();
@@ -298,14 +268,21 @@ TEST(StoreServer, AtTheDescriptorLimitNewOnesAreRefusedAndOldOnesServed) {
   rlimit low = before;
   low.rlim_cur = static_cast<rlim_t>(crowd.back().get()) + 6;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
-  for (const UniqueFd& fd : crowd) {
+  const auto connect = [&](std::size_t which) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(served.port());
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ASSERT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-  }
-  EXPECT_TRUE(eventually([&] { return served.stats().refused_descriptors == 35; }));
+    EXPECT_EQ(::connect(crowd[which].get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  };
+  // Of silent ones the oldest makes room for each that comes; who has spoken stays, and newcomers are refused.
+  for (std::size_t i = 0; i < 15; ++i) connect(i);
+  EXPECT_TRUE(eventually([&] { return served.stats().setup_timeouts == 10; }));
+  for (std::size_t i = 10; i < 15; ++i) write_bytes(crowd[i].get(), hello());
+  for (std::size_t i = 10; i < 15; ++i) EXPECT_EQ(hex(read_bytes(crowd[i].get(), 4)), "07000000");
+  for (std::size_t i = 15; i < 40; ++i) connect(i);
+  EXPECT_TRUE(eventually([&] { return served.stats().refused_descriptors == 25; }));
+  EXPECT_EQ(served.stats().setup_timeouts, 10u);
   EXPECT_EQ(*good.get("k"), "v");
   crowd.clear();
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
@@ -320,33 +297,13 @@ TEST(StoreServer, MaxConnectionsIsKept) {
   StoreClient one = served.client();
   std::optional<StoreClient> two(served.client());
   UniqueFd three = served.connect();
+  write_bytes(three.get(), hello());
   EXPECT_TRUE(closes(three.get()));
+  EXPECT_EQ(served.stats().refused_descriptors, 1u);
   two.reset();
   ASSERT_TRUE(eventually([&] { return served.stats().connections == 1; }));
   StoreClient four = served.client();
   EXPECT_TRUE(four.ping());
-}
-
-TEST(StoreServer, ForeignConnectionsDoNotCountForMaxConnections) {
-  StoreServerOptions options;
-  options.max_connections = 1;
-  Served served(options);
-  std::promise<std::string> handed_over;
-  served.on_thread([&] {
-    served.server().on_foreign(
-        'D', [&](boost::asio::ip::tcp::socket, std::string bytes) { handed_over.set_value(std::move(bytes)); });
-  });
-  StoreClient client = served.client();
-  const UniqueFd foreign = served.connect();
-  write_bytes(foreign.get(), "DX");
-  auto bytes = handed_over.get_future();
-  ASSERT_EQ(bytes.wait_until(hard_limit()), std::future_status::ready);
-  EXPECT_EQ(bytes.get(), "DX");
-  const UniqueFd second = served.connect();
-  write_bytes(second.get(), hello());
-  EXPECT_TRUE(closes(second.get()));
-  EXPECT_EQ(served.stats().refused_descriptors, 1u);
-  EXPECT_TRUE(client.ping());
 }
 
 TEST(StoreServer, WhoComesWhileItIsHeldIsServedLaterUnlessItHasEnded) {

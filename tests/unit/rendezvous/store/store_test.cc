@@ -1,4 +1,4 @@
-#include "rendezvous/store.h"
+#include "rendezvous/store/store.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

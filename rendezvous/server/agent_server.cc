@@ -1,0 +1,193 @@
+#include "rendezvous/server/agent_server.h"
+
+#include <boost/asio/co_spawn.hpp>
+#include <exception>
+#include <utility>
+
+#include "common/log.h"
+#include "common/tcp.h"
+
+namespace ddprun::rendezvous {
+
+namespace asio = boost::asio;
+
+namespace {
+
+constexpr std::chrono::seconds kReadMargin{10};  // beyond T_lost: after that nobody looks at the node any more
+
+}  // namespace
+
+AgentServer::AgentServer(Acceptor& acceptor, JobRunner& runner, std::shared_ptr<AdminService> admin,
+                         std::string greeting)
+    : acceptor_(acceptor), runner_(runner), admin_(std::move(admin)), greeting_(std::move(greeting)) {}
+
+void AgentServer::start() {
+  acceptor_.set_taker(rdzv::kMagic.front(), [weak = weak_from_this()](Acceptor::Opening opening) {
+    if (const auto self = weak.lock()) self->accept(std::move(opening));
+  });
+}
+
+void AgentServer::accept(Acceptor::Opening opening) {
+  if (closed_ || leaving_) return;
+  auto socket = acceptor_.to_socket(opening);
+  if (!socket) return;
+  AgentConnection::Handlers handlers;
+  const std::weak_ptr<AgentServer> weak = weak_from_this();
+  handlers.on_agent = [weak](AgentConnection& connection, rdzv::AgentMessage message) {
+    if (const auto self = weak.lock()) self->on_agent(connection, std::move(message));
+  };
+  handlers.on_operator = [weak](AgentConnection& connection, rdzv::OperatorMessage message) {
+    const auto self = weak.lock();
+    if (self && !self->closed_ && !self->leaving_) self->admin_->on_message(connection, std::move(message));
+  };
+  handlers.on_refused = [weak](AgentConnection& connection, const std::string& why) {
+    if (const auto self = weak.lock()) self->refused(connection, why);
+  };
+  handlers.on_drained = [weak](AgentConnection& connection) {
+    const auto self = weak.lock();
+    if (self && !self->closed_) self->admin_->on_drained(connection);
+  };
+  handlers.on_end = [weak](AgentConnection& connection, bool lost, const std::string& why) {
+    if (const auto self = weak.lock()) self->on_end(connection, lost, why);
+  };
+  auto connection =
+      std::make_shared<AgentConnection>(std::move(*socket), std::string(opening.bytes), greeting_, std::move(handlers));
+  AgentConnection* key = connection.get();
+  connections_[key] = connection;
+  ++accepted_;
+  // It ends when its connection does, at the latest by close(), and holds itself until then; the handlers hold
+  // nothing.
+  asio::co_spawn(acceptor_.context(), connection->run(), [connection](std::exception_ptr failure) {
+    if (failure) std::rethrow_exception(failure);
+  });
+}
+
+void AgentServer::refused(const AgentConnection& connection, const std::string& why) {
+  ++refused_count_;
+  refusal_log_.note(
+      [&](std::uint64_t n) { log_warning("connection from {} refused: {} so_far={}", connection.peer(), why, n); });
+}
+
+// --- messages of agents
+
+void AgentServer::on_agent(AgentConnection& connection, rdzv::AgentMessage message) {
+  if (leaving_) return;  // it says it again to the next daemon
+  const TimePoint now = SteadyClock::now();
+  if (auto* join = std::get_if<rdzv::Join>(&message)) {
+    correct_address(connection, join->node);
+    Job* job = introduce(connection, join->node, join->connection);
+    if (job != nullptr) runner_.apply(*job, job->membership.on(*join, now), now);
+    return;
+  }
+  if (auto* registration = std::get_if<rdzv::Register>(&message)) {
+    correct_address(connection, registration->node);
+    Job* job = introduce(connection, registration->node, registration->connection);
+    if (job != nullptr) runner_.apply(*job, job->membership.on(*registration, now), now);
+    return;
+  }
+  const auto found = runner_.jobs().find(connection.run_id);
+  if (connection.node_id.value.empty() || found == runner_.jobs().end()) {
+    connection.close("a message before Join");
+    return;
+  }
+  Job& job = found->second;
+  Membership& membership = job.membership;
+  membership.heard(connection.node_id, now);
+  if (auto* beat_message = std::get_if<rdzv::Heartbeat>(&message)) {
+    rdzv::HeartbeatAck ack;
+    ack.sequence = beat_message->sequence;
+    if (beat_message->want_reason) ack.reason = membership.why_waiting(now);
+    connection.send(ack);
+  } else if (auto* leave = std::get_if<rdzv::Leave>(&message)) {
+    runner_.apply(job, membership.on(connection.node_id, *leave, now), now);
+  } else if (auto* failure = std::get_if<rdzv::Failure>(&message)) {
+    const auto wall = std::chrono::system_clock::now().time_since_epoch();
+    failure->record.unix_time = std::chrono::duration_cast<std::chrono::milliseconds>(wall) - failure->age;
+    runner_.apply(job, membership.on(connection.node_id, *failure, now), now);
+  } else if (auto* done = std::get_if<rdzv::Done>(&message)) {
+    runner_.apply(job, membership.on(connection.node_id, *done, now), now);
+  } else if (auto* flight = std::get_if<rdzv::FlightReply>(&message)) {
+    admin_->on_flight(connection, *flight);
+  }
+}
+
+// What calls itself loopback and comes from another host (--local-addr=localhost there) is reached where it comes
+// from.
+void AgentServer::correct_address(const AgentConnection& connection, rdzv::NodeInfo& node) {
+  if (connection.peer_is_loopback() || connection.peer_address().empty()) return;
+  if (node.address == "localhost" || is_loopback(node.address)) node.address = connection.peer_address();
+}
+
+// The connection speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is
+// closed itself.
+Job* AgentServer::introduce(AgentConnection& connection, const rdzv::NodeInfo& node, std::uint64_t number) {
+  if (!connection.node_id.value.empty() && (connection.node_id != node.node_id || connection.run_id != node.run_id)) {
+    log_warning("agent {}: one connection speaks for {} and {}: connection closed", connection.peer(),
+                connection.node_id.value, node.node_id.value);
+    connection.close("it speaks for two nodes");
+    return nullptr;
+  }
+  if (only_ && node.run_id != *only_) {
+    connection.close("it is of another job than the one that is served here");
+    return nullptr;
+  }
+  Job& job = runner_.job_of(node.run_id);
+  auto& slot = job.connections[node.node_id];
+  if (slot && slot.get() != &connection) {
+    if (slot->number > number) {  // sent before the node opened its newest connection, and late
+      connection.close("the node has a newer connection");
+      return nullptr;
+    }
+    slot->node_id = NodeId();
+    slot->close("replaced by a newer connection");
+  }
+  slot = connection.shared_from_this();
+  connection.run_id = node.run_id;
+  connection.node_id = node.node_id;
+  connection.number = number;
+  const Duration patience = node.job.lease() + Membership::kLostMargin + kReadMargin;
+  connection.read_limit = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
+  if (!connection.peer_is_loopback() && !connection.own_address().empty()) {
+    const std::string own = connection.own_address();
+    job.membership.set_own_address(own.substr(0, own.find('%')));  // our zone means nothing on another host
+  }
+  return &job;
+}
+
+void AgentServer::on_end(AgentConnection& connection, bool lost, const std::string& why) {
+  connections_.erase(&connection);
+  forget(connection, lost, why);
+  if (!closed_) admin_->on_end(connection);
+}
+
+void AgentServer::forget(AgentConnection& connection, bool lost, const std::string& why) {
+  const auto found = runner_.jobs().find(connection.run_id);
+  if (closed_ || leaving_ || connection.node_id.value.empty() || found == runner_.jobs().end()) return;
+  Job& job = found->second;
+  const auto slot = job.connections.find(connection.node_id);
+  if (slot == job.connections.end() || slot->second.get() != &connection) return;
+  job.connections.erase(slot);
+  if (!lost) {
+    log_warning("connection of {} gave up ({}): it counts as silent until T_lost", connection.node_id.value, why);
+    return;
+  }
+  const TimePoint now = SteadyClock::now();
+  runner_.apply(job, job.membership.disconnected(connection.node_id, now), now);
+}
+
+void AgentServer::say_goodbye(const rdzv::Shutdown& goodbye) {
+  leaving_ = true;
+  for (const auto& [key, connection] : connections_) {
+    if (!connection->node_id.value.empty()) connection->send(goodbye);
+    connection->close_after_sending();
+  }
+}
+
+void AgentServer::close() {
+  if (closed_) return;
+  closed_ = true;
+  const auto all = std::exchange(connections_, {});
+  for (const auto& [key, connection] : all) connection->close("the rendezvous stops");
+}
+
+}  // namespace ddprun::rendezvous
