@@ -119,7 +119,7 @@ class SlurmSteps(EngineCase):
         self.assertIn("this terminal is one of the 2 tasks of its Slurm step on 2 nodes", done.stdout.replace("\r", ""))
 
     def test_lists_are_read_as_scontrol_reads_them(self):
-        lists = ["cl1", "cl[1-3]", "cl[1-3,07-08],gpu5", "a[09-11]", "n[001-003]", "x,y,z", "r[1,3,5-6]s"]
+        lists = ["cl1", "cl[1-3]", "cl[1-3,07-08],gpu5", "a[09-11]", "n[001-003]", "x,y,z", "r[1,3,5-6]"]
         chosen = random.Random(7)
         for _ in range(40):
             part = []
