@@ -78,6 +78,12 @@ Result<RankLayout> parse_rank_layout(std::string_view text) {
   for (std::size_t i = 0; i < count && in; ++i) {
     RankPlace place;
     in >> place.rank >> place.local_rank >> place.local_world_size >> place.group_rank;
+    const auto within = [](std::int64_t value, std::int64_t bound) { return value >= 0 && value < bound; };
+    if (!within(place.rank, static_cast<std::int64_t>(count)) || !within(place.local_rank, place.local_world_size) ||
+        !within(place.local_world_size - 1, static_cast<std::int64_t>(count)) ||
+        !within(place.group_rank, layout.hosts)) {
+      in.setstate(std::ios::failbit);
+    }
     layout.tasks.push_back(place);
   }
   if (!in || count == 0) return Error(Errc::malformed, "the ranks' places, as task 0 has told them, do not parse");

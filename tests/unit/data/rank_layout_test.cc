@@ -51,7 +51,8 @@ TEST(RankLayout, GoesOverTheStoreAndBack) {
   EXPECT_EQ(ranks(back), ranks(layout));
   EXPECT_EQ(back.store_host, "fd00::1");
   EXPECT_EQ(parse_task_place(to_text(TaskPlace{"h", 3, ""})).value().store_host, "");
-  for (const char* text : {"", "x", "2 1 0 - 0 0 1 0", "99999999999999999999 1 0 -"})
+  for (const char* text : {"", "x", "2 1 0 - 0 0 1 0", "1 1 0 - 1 0 1 0", "1 1 0 - 0 1 1 0", "1 1 0 - 0 0 9 0",
+                           "1 1 0 - 0 0 1 -1", "99999999999999999999 1 0 -"})
     EXPECT_FALSE(parse_rank_layout(text)) << text;
   EXPECT_FALSE(parse_task_place("0 host"));
 }
