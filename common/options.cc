@@ -316,6 +316,13 @@ bool ParsedOptions::given(std::string_view name) const { return value_of(values_
 
 std::string ParsedOptions::source(std::string_view name) const { return value_of(values_, name).source; }
 
+void ParsedOptions::fill(std::string_view name, std::string text, std::string source) {
+  const auto found = values_.find(name);
+  CHECK(found != values_.end(), "an option that is not in the table was to be filled");
+  if (found->second.given) return;
+  found->second = Value{text, {text}, std::move(source), true};
+}
+
 OptionTable::OptionTable(std::string program, std::string synopsis, std::vector<OptionSpec> options, RestPolicy rest,
                          HelpLayout layout)
     : program_(std::move(program)),

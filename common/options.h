@@ -54,6 +54,8 @@ class ParsedOptions {
   const std::vector<std::string>& texts(std::string_view name) const;  // of a repeatable option
   bool given(std::string_view name) const;                             // on the command line or in the environment
   std::string source(std::string_view name) const;  // "--nnodes", "PET_NNODES" or "default": for error messages
+  // Where nobody has given it: its value, and where that comes from. As if it had been given from then on.
+  void fill(std::string_view name, std::string text, std::string source);
   const std::vector<std::string>& rest() const { return rest_; }  // script and its arguments, or the positionals
 
   struct Value {

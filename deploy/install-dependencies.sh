@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what ddprun needs on Debian 12: the one list. Only what is missing is installed; nothing is removed.
-#   deploy/install-dependencies.sh [build] [data] [test] [package] [lint] [bench]      default: build data
+#   deploy/install-dependencies.sh [build] [data] [test] [engines] [package] [lint] [bench]      default: build data
 # CUDA, cuDNN and NCCL are not Debian packages: they are used where they are found, and the build works without them.
 set -euo pipefail
 
@@ -35,6 +35,10 @@ package_packages=(
   debootstrap            # a bare Debian 12 to install them in
   pkg-config             # as a user of ddprun-dev
 )
+engine_packages=(
+  slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge   # a real Slurm for tests/process/engines
+  openmpi-bin mpich hydra                                       # mpirun and mpiexec for the same
+)
 lint_packages=(clang-format clang clang-tidy libclang-rt-14-dev shellcheck)
 bench_packages=(
   libopenmpi-dev openmpi-bin   # optional: what tests/bench/worker/collective_bench.py measures beside
@@ -48,9 +52,10 @@ for group in "$@"; do
     data) wanted+=("${data_packages[@]}") ;;
     package) wanted+=("${package_packages[@]}") ;;
     test) wanted+=("${test_packages[@]}") ;;
+    engines) wanted+=("${engine_packages[@]}") ;;
     lint) wanted+=("${lint_packages[@]}") ;;
     bench) wanted+=("${bench_packages[@]}") ;;
-    *) echo "install-dependencies: no such group '$group' (build, data, test, package, lint, bench)" >&2; exit 2 ;;
+    *) echo "install-dependencies: no such group '$group' (build, data, test, engines, package, lint, bench)" >&2; exit 2 ;;
   esac
 done
 

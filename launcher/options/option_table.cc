@@ -163,6 +163,11 @@ std::vector<OptionSpec> own_options() {
       text("devices", "LIST", "", "DDPRUN_DEVICES", "new: which GPUs are used",
            "GPUs of this node to use (CUDA_VISIBLE_DEVICES of every worker), as \"0,2,3\"; --nproc-per-node=gpu counts "
            "them"),
+      choice("engine", {"auto", "none", "slurm", "openmpi", "hydra"}, "auto", "DDPRUN_ENGINE",
+             "new: srun ddprun and mpirun -N 1 ddprun need no other option",
+             "whose words about nodes, ranks and the rendezvous count where an option is not given: those of srun, of "
+             "Open "
+             "MPI's mpirun or of MPICH's mpiexec; auto: of the one that started this; none: nobody's"),
       repeatable(text("env", "NAME=VALUE", "", "", "new: variables for the workers only",
                       "set a variable for the workers; may be given more than once")),
       text("stdin", "auto|first|all|none|N", "auto", "DDPRUN_STDIN",
