@@ -193,6 +193,7 @@ JobOutcome Agent::Impl::not_prepared(const Error& error) const {
 void Agent::Impl::start_client() {
   ClientOptions client;
   client.endpoint = hosting_.client_endpoint();
+  if (!hosting_.hosting()) client.ports = options_.endpoint_ports;
   client.waiting_hint = hosting_.waiting_hint();
   client.read_timeout = options_.read_timeout;
   rdzv::NodeInfo& node = client.node;
@@ -227,10 +228,16 @@ asio::awaitable<void> Agent::Impl::host_instead() {
   if (looking_for_host_) co_return;
   looking_for_host_ = true;
   // A look-up takes its time; meanwhile we may have found a rendezvous, or ended.
-  const std::function<bool()> still_wanted = [this] { return life_.joining() && !client_->ever_useful(); };
+  const std::function<bool()> still_wanted = [this] {
+    return client_->replaceable() && (life_.joining() || client_->ever_useful());
+  };
   co_await hosting_.try_to_host(still_wanted);
   looking_for_host_ = false;
-  if (hosting_.hosting()) client_->set_endpoint(hosting_.client_endpoint());
+  if (!hosting_.hosting()) co_return;
+  client_->set_endpoint(hosting_.client_endpoint());
+  // Its silence is ours from now on.
+  if (die_at_ && hooks_.workers_die_at) hooks_.workers_die_at(std::nullopt);
+  die_at_.reset();
 }
 
 void Agent::Impl::on_message(rdzv::ServerMessage message) {

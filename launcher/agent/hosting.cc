@@ -113,9 +113,11 @@ Result<void> Hosting::host_on(const std::string& address) {
   listen.port = endpoint_.port;
   listen.first_port = options_.first_port;
   listen.last_port = options_.last_port;
-  auto bound = tcp_listen(listen);
+  auto bound =
+      services_.bound && services_.bound->fd ? Result<Listener>(std::move(*services_.bound)) : tcp_listen(listen);
   if (!bound) return std::move(bound).error();
-  auto made = services_.host_rendezvous(io_, std::move(*bound));
+  auto made =
+      services_.host_rendezvous(io_, std::move(*bound), HostedFor{options_.run_id, options_.serve_own_run_only});
   if (!made) return std::move(made).error();
   host_ = std::move(*made);
   hosted_on_ = address;

@@ -140,7 +140,10 @@ Result<hosts::StarterOptions> make_options(const OptionTable& table, const Parse
 int run_on_hosts(const OptionTable& table, const ParsedOptions& parsed, Flavour flavour, const HostsContext& context) {
   auto options = make_options(table, parsed, flavour, context);
   if (!options) return usage_error(options.error());
-  return hosts::start_on_hosts(std::move(*options), context.inherited);
+  const int code = hosts::start_on_hosts(std::move(*options), context.inherited);
+  const bool as_torchrun =
+      parsed.text("exit-code") == "torchrun" && code != exit_code::kOk && code != exit_code::kUsage;
+  return as_torchrun ? exit_code::kFailure : code;
 }
 
 bool is_node_call(int argc, char** argv) { return argc == 2 && argv[1] == kNodeWord; }

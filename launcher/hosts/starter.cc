@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "common/exit_code.h"
 #include "common/log.h"
+#include "common/lookup.h"
 #include "common/printable.h"
 #include "common/signal_names.h"
 #include "common/system.h"
@@ -27,6 +29,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kShellPatience{3000};  // for a shell whose node has ended, or is to
 constexpr std::chrono::milliseconds kConsolePatience{10'000};
+constexpr std::chrono::milliseconds kLookupPatience{3000};
 
 bool is_numeric(const std::string& host) {
   return host.find(':') != std::string::npos || host.find_first_not_of("0123456789.") == std::string::npos;
@@ -133,6 +136,8 @@ class Starter {
       } else {
         first_.host = host_name();
       }
+    } else if (!hello.host.empty() && !Lookup(first_.host).wait(SteadyClock::now() + kLookupPatience)) {
+      first_.host = hello.host;  // the list's name means something to the remote shell only
     }
   }
 
@@ -349,6 +354,12 @@ bool is_this_host(const Host& host) {
 }
 
 int start_on_hosts(StarterOptions options, const InheritedSignals& inherited) {
+  // Three pipes for each host. What is started gets the limit that we found.
+  rlimit descriptors{};
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) == 0 && descriptors.rlim_cur < descriptors.rlim_max) {
+    descriptors.rlim_cur = descriptors.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &descriptors);
+  }
   std::vector<int> numbers = options.ends_job;
   numbers.insert(numbers.end(), options.only_forward.begin(), options.only_forward.end());
   auto signals = SignalPipe::open(numbers, inherited);

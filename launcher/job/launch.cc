@@ -47,8 +47,10 @@ namespace {
 
 namespace asio = boost::asio;
 
-AgentOptions agent_options(const LaunchOptions& options) {
+AgentOptions agent_options(const LaunchOptions& options, const LaunchContext& context) {
   AgentOptions out;
+  out.endpoint_ports = context.endpoint_ports;
+  out.serve_own_run_only = context.serve_own_run_only;
   out.run_id = options.rdzv.run_id;
   out.job = options.job;
   out.standalone = options.rdzv.local_job && options.rdzv.endpoint.port == 0;
@@ -133,10 +135,13 @@ class Launch {
     options_.program.local_rank_argument =
         choose_local_rank_argument(options_.program.local_rank_argument, program->script);
     const auto budget = cpu_budget();
-    command_.emplace(options_, std::move(*program), environment_map(environ), budget.usable());
+    command_.emplace(options_, std::move(*program), environment_map(environ), budget.usable(),
+                     budget.usable() < budget.affinity);
     if (command_->omp_threads() > 0) {
-      log_info("OMP_NUM_THREADS={} for each of the {} workers: {}; set it yourself to change that",
-               command_->omp_threads(), options_.node.nproc, budget.text());
+      const std::string whose =
+          options_.node.nproc == 1 ? "the worker" : fmt::format("each of the {} workers", options_.node.nproc);
+      log_info("OMP_NUM_THREADS={} for {}: {}; set it yourself to change that", command_->omp_threads(), whose,
+               budget.text());
     }
     auto guard = Guard::start();
     if (!guard) return fail(exit_code::kFailure, guard.error().message());
@@ -285,7 +290,7 @@ class Launch {
     hooks.make_specs = [this](const RankSlice& slice) { return make_specs(slice); };
     hooks.flight_record = [this](std::size_t max_bytes) { return flight_.pack(max_bytes); };
     hooks.workers_die_at = [this](std::optional<TimePoint> when) { guard_->kill_workers_at(when); };
-    Agent agent(io, agent_options(options_), context_.services, std::move(hooks));
+    Agent agent(io, agent_options(options_, context_), context_.services, std::move(hooks));
     std::optional<JobOutcome> outcome;
     std::exception_ptr failure;
     asio::co_spawn(io, agent.run(), [&](std::exception_ptr thrown, JobOutcome result) {

@@ -64,6 +64,8 @@ std::string CpuBudget::text() const {
 }
 
 std::optional<std::int64_t> slurm_cpus(const EnvLookup& env) {
+  // Within an mpirun these are of the step that mpirun's own daemons are.
+  if (env("OMPI_COMM_WORLD_SIZE")) return std::nullopt;
   // "4", of a list like "4(x2),2" of several nodes the first.
   const auto number = [&env](const char* name) -> std::optional<std::int64_t> {
     const std::string text = env(name).value_or("");

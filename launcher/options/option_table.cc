@@ -163,6 +163,11 @@ std::vector<OptionSpec> own_options() {
       text("devices", "LIST", "", "DDPRUN_DEVICES", "new: which GPUs are used",
            "GPUs of this node to use (CUDA_VISIBLE_DEVICES of every worker), as \"0,2,3\"; --nproc-per-node=gpu counts "
            "them"),
+      choice("engine", {"auto", "none", "slurm", "openmpi", "hydra"}, "auto", "DDPRUN_ENGINE",
+             "new: srun ddprun and mpirun -N 1 ddprun need no other option",
+             "whose words about nodes, ranks and the rendezvous count where an option is not given: those of srun, of "
+             "Open "
+             "MPI's mpirun or of MPICH's mpiexec; auto: of the one that started this; none: nobody's"),
       repeatable(text("env", "NAME=VALUE", "", "", "new: variables for the workers only",
                       "set a variable for the workers; may be given more than once")),
       text("stdin", "auto|first|all|none|N", "auto", "DDPRUN_STDIN",
@@ -246,6 +251,30 @@ std::vector<OptionSpec> legacy_options() {
   };
 }
 
+HelpLayout help_layout(const std::string& program, Flavour flavour) {
+  HelpLayout layout;
+  layout.examples = "  " + program + " train.py --lr 0.1                          one worker, as python train.py\n" +
+                    "  " + program + " --nproc-per-node=gpu train.py              one worker per GPU of this host\n" +
+                    "  " + program + " --nproc-per-node=8 --max-restarts=3 -m pkg.train\n" + "  " + program +
+                    " -H node1,node2 --nproc-per-node=8 train.py several hosts, by ssh\n" + "  " + program +
+                    " --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:29400 --rdzv-id=job7 "
+                    "train.py\n"
+                    "      the same command on each of four hosts; --nnodes=2:4 trains on with two\n" +
+                    (flavour == Flavour::launch
+                         ? ""
+                         : "  " + program + " --nproc-per-node=2 trainer --config train.yaml   ddprun's own trainer\n");
+  layout.groups = {
+      {"What is run", {"nproc-per-node", "module", "no-python", "env", "devices"}},
+      {"Several hosts",
+       {"nnodes", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "node-rank", "master-addr", "master-port", "hosts",
+        "hostfile", "standalone"}},
+      {"Failures", {"max-restarts", "restart-backoff", "shutdown-timeout", "report"}},
+      {"Output", {"log-dir", "redirects", "tee", "log-level"}},
+      {"Help", {"help", "help-all", "version", "print-completion"}},
+  };
+  return layout;
+}
+
 OptionTable make_table(Flavour flavour) {
   auto options = torchrun_options();
   for (auto& spec : own_options()) options.push_back(std::move(spec));
@@ -253,7 +282,8 @@ OptionTable make_table(Flavour flavour) {
     for (auto& spec : legacy_options()) options.push_back(std::move(spec));
   }
   const std::string program = flavour == Flavour::launch ? "ddprun-launch" : "ddprun";
-  return OptionTable(program, program + " [options] program [arguments]", std::move(options), RestPolicy::script_args);
+  return OptionTable(program, program + " [options] program [arguments]", std::move(options), RestPolicy::script_args,
+                     help_layout(program, flavour));
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ std::vector<std::string> environment_strings(const EnvironmentMap& environment) 
 }
 
 WorkerCommand::WorkerCommand(const LaunchOptions& options, Program program, EnvironmentMap inherited,
-                             std::int64_t usable_cpus)
+                             std::int64_t usable_cpus, bool fewer_than_seen)
     : after_program_(options.program.arguments),
       local_rank_argument_(options.program.local_rank_argument),
       program_(std::move(program)),
@@ -60,7 +60,7 @@ WorkerCommand::WorkerCommand(const LaunchOptions& options, Program program, Envi
   everybody_.max_restarts = options.job.max_restarts;
   everybody_.run_id = options.rdzv.run_id;
   everybody_.use_agent_store = !options.workers.bind_master_port;
-  if (options.node.nproc > 1 && !base_.contains("OMP_NUM_THREADS")) {
+  if ((options.node.nproc > 1 || fewer_than_seen) && !base_.contains("OMP_NUM_THREADS")) {
     omp_threads_ = threads_per_worker(usable_cpus, options.node.nproc);
     base_["OMP_NUM_THREADS"] = std::to_string(omp_threads_);
   }

@@ -21,8 +21,10 @@ std::vector<std::string> environment_strings(const EnvironmentMap& environment);
 
 class WorkerCommand {
  public:
-  // `inherited`: our own environment. `usable_cpus`: of this node, for OMP_NUM_THREADS.
-  WorkerCommand(const LaunchOptions& options, Program program, EnvironmentMap inherited, std::int64_t usable_cpus);
+  // `inherited`: our own environment. `usable_cpus`: of this node, for OMP_NUM_THREADS; `fewer_than_seen`: a program
+  // that counts CPUs finds more than that (a quota, or what Slurm gave without binding us).
+  WorkerCommand(const LaunchOptions& options, Program program, EnvironmentMap inherited, std::int64_t usable_cpus,
+                bool fewer_than_seen = false);
 
   const Program& program() const { return program_; }
 
@@ -36,7 +38,8 @@ class WorkerCommand {
   // workers.
   Result<EnvironmentMap> environment(const WorkerEnv& env) const;
 
-  // The value that OMP_NUM_THREADS gets from us; 0 = it is not ours to set (given by the user, or one worker).
+  // The value that OMP_NUM_THREADS gets from us; 0 = it is not ours to set (given by the user, or one worker that sees
+  // what it may use).
   std::int64_t omp_threads() const { return omp_threads_; }
 
  private:

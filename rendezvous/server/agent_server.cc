@@ -127,6 +127,10 @@ Job* AgentServer::introduce(AgentConnection& connection, const rdzv::NodeInfo& n
     connection.close("it speaks for two nodes");
     return nullptr;
   }
+  if (only_ && node.run_id != *only_) {
+    connection.close("it is of another job than the one that is served here");
+    return nullptr;
+  }
   Job& job = runner_.job_of(node.run_id);
   auto& slot = job.connections[node.node_id];
   if (slot && slot.get() != &connection) {

@@ -76,6 +76,8 @@ TEST(WorkerCommand, OmpThreadsAreAShareOfTheCpusUnlessSet) {
     return env.contains("OMP_NUM_THREADS") ? env.at("OMP_NUM_THREADS") : "unset";
   };
   EXPECT_EQ(omp({}, 64), "unset");  // one worker
+  // One that would count more CPUs than it may use.
+  EXPECT_EQ(WorkerCommand(options, python_program(), {}, 3, true).environment(place(0))->at("OMP_NUM_THREADS"), "3");
   options.node.nproc = 4;
   EXPECT_EQ(omp({}, 64), "16");
   EXPECT_EQ(omp({}, 7), "1");
