@@ -123,10 +123,10 @@ WorkerEnv worker_env_of(const RankLayout& layout, const RankPlace& place) {
   env.launched = true;
   env.rank = Rank(place.rank);
   env.local_rank = LocalRank(place.local_rank);
-  env.world_size = env.role_world_size = static_cast<std::int64_t>(layout.tasks.size());
+  env.slice.world_size = env.slice.role_world_size = static_cast<std::int64_t>(layout.tasks.size());
   env.local_world_size = place.local_world_size;
-  env.group_rank = GroupRank(place.group_rank);
-  env.group_world_size = layout.hosts;
+  env.slice.group_rank = GroupRank(place.group_rank);
+  env.slice.group_world_size = layout.hosts;
   env.role_rank = place.rank;
   env.use_agent_store = true;
   return env;
@@ -193,13 +193,13 @@ Result<World> join_engine_world(const EngineTask& task) {
   const RankPlace& place = layout->tasks[static_cast<std::size_t>(task.rank)];
   world.env = worker_env_of(*layout, place);
   world.env.run_id = RunId(meeting->job);
-  world.env.master = found->endpoint;
+  world.env.slice.master = found->endpoint;
   // On task 0's host its name or loopback leads there, but other hosts know this one by another address.
   if (place.group_rank == layout->store_group && !layout->store_host.empty())
-    world.env.master.host = layout->store_host;
+    world.env.slice.master.host = layout->store_host;
   divide_cpus(place.local_world_size);
   if (place.rank == 0) {
-    log_info("{} ranks on {} node{} by {}, without ddprun: no restarts", world.env.world_size, layout->hosts,
+    log_info("{} ranks on {} node{} by {}, without ddprun: no restarts", world.env.slice.world_size, layout->hosts,
              layout->hosts == 1 ? "" : "s", engine_starter(task.engine));
   }
   return world;
@@ -207,11 +207,11 @@ Result<World> join_engine_world(const EngineTask& task) {
 
 Result<std::unique_ptr<OwnStore>> serve_given_world(const WorkerEnv& env) {
   std::unique_ptr<OwnStore> nothing;
-  if (!env.launched || env.rank.value != 0 || env.world_size < 2 || env.use_agent_store) return nothing;
+  if (!env.launched || env.rank.value != 0 || env.slice.world_size < 2 || env.use_agent_store) return nothing;
   ListenOptions listen;
-  listen.port = env.master.port;
-  if (loopback_name(env.master.host)) listen.scope = ListenScope::loopback;
-  if (env.master.host == "::1") listen.address = "::1";
+  listen.port = env.slice.master.port;
+  if (loopback_name(env.slice.master.host)) listen.scope = ListenScope::loopback;
+  if (env.slice.master.host == "::1") listen.address = "::1";
   auto bound = tcp_listen(listen);
   if (!bound) {
     log_debug("no store of its own: {}", bound.error().message());
