@@ -136,7 +136,7 @@ def launch(arguments: list[str], *, called_as: str = "ddprun", name: str = "") -
     sys.stdout.flush()
     with Forwarding() as signals:
         with job:
-            signals.to = job.process
+            signals.attach(job.process)
             for stream, source in ((out, job.process.stdout), (pump, job.process.stderr)):
                 if stream is not None:
                     stream.start(source)
