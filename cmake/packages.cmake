@@ -14,7 +14,7 @@ set(_copyright deploy/package/debian/copyright)
 install(FILES ${_copyright} DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/ddprun COMPONENT ddprun)
 install(FILES ${_docs}/changelog.gz DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/ddprun COMPONENT ddprun OPTIONAL)
 install(DIRECTORY deploy/configs DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/ddprun/examples COMPONENT ddprun)
-install(FILES deploy/slurm/train.sbatch DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/ddprun/examples COMPONENT ddprun)
+install(FILES deploy/slurm/submit_job.sh DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/ddprun/examples COMPONENT ddprun)
 function(install_docs component section)
   foreach(_name ${ARGN})
     install(FILES ${_docs}/man/man${section}/${_name}.${section}.gz

@@ -11,6 +11,18 @@ if(DDPRUN_BUNDLE)
   # An RPATH, not a RUNPATH: that one does not count for what oneDNN itself needs.
   set_target_properties(trainer PROPERTIES INSTALL_RPATH "$ORIGIN/lib")
   target_link_options(trainer PRIVATE -Wl,--disable-new-dtags)
+  if(DDPRUN_HAVE_CUDA)
+    # pip's nvidia-* packages (the wheel's extra "cuda") in the environment that this lies in, whatever its Python.
+    set(_nvidia "$ORIGIN")
+    foreach(_minor RANGE 9 15)
+      foreach(_part cu13 cudnn nccl)
+        list(APPEND _nvidia "$ORIGIN/../../lib/python3.${_minor}/site-packages/nvidia/${_part}/lib")
+      endforeach()
+    endforeach()
+    set_target_properties(ddprun_cuda PROPERTIES INSTALL_RPATH "${_nvidia}" INSTALL_RPATH_USE_LINK_PATH OFF)
+    # An RPATH, too: cuDNN and cuBLAS look for each other.
+    target_link_options(ddprun_cuda PRIVATE -Wl,--disable-new-dtags)
+  endif()
   set(_bundled ${DDPRUN_DNNL_LIBRARY} ${OpenMP_gomp_LIBRARY})
   # Debian's oneDNN can also use OpenCL and so wants its loader.
   find_library(DDPRUN_OPENCL_LOADER NAMES OpenCL libOpenCL.so.1)

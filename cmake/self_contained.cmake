@@ -1,6 +1,6 @@
 # Programs that need nothing of the host but glibc 2.34 (the trainer also oneDNN and OpenMP): libraries are linked as
 # archives. Object files are the same either way, but for those of fmt. Sanitizers want the shared libstdc++.
-#   ddprun_fmt, ddprun_spdlog, ddprun_yaml   what common links
+#   ddprun_fmt, ddprun_yaml   what common links
 #   ddprun_program(TARGET)                   how a program is linked
 #   DDPRUN_IS_SELF_CONTAINED                 what came of DDPRUN_SELF_CONTAINED
 set(DDPRUN_SELF_CONTAINED AUTO CACHE STRING "Programs that need only libc and libm: AUTO, ON or OFF")
@@ -32,12 +32,10 @@ elseif(NOT _missing)
 endif()
 
 add_library(ddprun_fmt INTERFACE)
-add_library(ddprun_spdlog INTERFACE)
 add_library(ddprun_yaml INTERFACE)
 if(NOT DDPRUN_IS_SELF_CONTAINED)
   message(STATUS "Self-contained programs: off (${_missing})")
   target_link_libraries(ddprun_fmt INTERFACE fmt::fmt)
-  target_link_libraries(ddprun_spdlog INTERFACE spdlog::spdlog)
   target_link_libraries(ddprun_yaml INTERFACE yaml-cpp)
   # Where this folder was configured with archives before.
   foreach(_cached JPEG_LIBRARY_RELEASE PNG_LIBRARY_RELEASE ZLIB_LIBRARY_RELEASE DDPRUN_PCRE2_LIBRARY OPENSSL_SSL_LIBRARY OPENSSL_CRYPTO_LIBRARY)
@@ -66,8 +64,6 @@ get_target_property(_fmt_include fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
 target_compile_definitions(ddprun_fmt_bodies PUBLIC ${_fmt_definitions})
 target_include_directories(ddprun_fmt_bodies SYSTEM PUBLIC ${_fmt_include})
 target_link_libraries(ddprun_fmt INTERFACE ddprun_fmt_bodies)
-target_compile_definitions(ddprun_spdlog INTERFACE SPDLOG_FMT_EXTERNAL)
-target_link_libraries(ddprun_spdlog INTERFACE ddprun_fmt Threads::Threads)
 target_link_libraries(ddprun_yaml INTERFACE ${DDPRUN_ARCHIVE_YAML})
 
 add_library(ddprun_glibc_compat OBJECT cmake/glibc_compat.c)

@@ -2,23 +2,30 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <chrono>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "common/enum_words.h"
+
 // Our log line, on stderr: time, level, program, words, then key=value:
 //   2026-11-29T17:50:01.123Z I ddprun rendezvous complete round=7 group_rank=2 took_ms=1840
-// Log changes, not ticks. spdlog does the work.
+// Log changes, not ticks. Without spdlog: of it a level and a pattern were left, since the line, what is escaped in it
+// and a standard error that nobody reads are our own matter (stderr_writer.h).
 namespace ddprun {
 
 enum class LogLevel { debug, info, warning, error };
 
-// "debug", "info", "warning" or "error"; nullopt for anything else.
-std::optional<LogLevel> parse_log_level(std::string_view text);
+constexpr auto words(LogLevel) {
+  return std::to_array<EnumWord<LogLevel>>({{LogLevel::debug, "debug"},
+                                            {LogLevel::info, "info"},
+                                            {LogLevel::warning, "warning"},
+                                            {LogLevel::error, "error"}});
+}
 
-// Once, at the start of main. `program` stands in every line. Level: --log-level, else DDPRUN_LOG_LEVEL, else info.
+// Once, at the start of main. `program` stands in every line.
 void log_init(std::string_view program, LogLevel level);
 void log_set_level(LogLevel level);
 bool log_enabled(LogLevel level);
@@ -47,10 +54,6 @@ void log_error(fmt::format_string<Args...> format, Args&&... args) {
 void say(std::string_view text);
 // Before the program ends: waits until what was logged and said is out, at most 5 s, and 1 s without any progress.
 void log_flush();
-
-// Logs `message` under `key` only when it differs from the last message under that key; a return to logging after
-// repeats says how often it was repeated. For states that are looked at often and change seldom.
-void log_on_change(LogLevel level, std::string_view key, std::string_view message);
 
 namespace internal {
 // One whole line with its newline. Control characters in `message` are escaped and continuation lines indented, so that

@@ -1,8 +1,5 @@
 #include "common/options.h"
 
-#include <CLI/App.hpp>
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -267,74 +264,6 @@ std::string check_value(const OptionSpec& spec, const std::string& value) {
   return quoted + (low ? "is below " + number_text(*spec.min_value) : "is above " + number_text(*spec.max_value));
 }
 
-// CLI11 keeps which values belong to which option, checks them and stores them. Each value travels behind a '=' so that
-// CLI11 sees neither an empty word nor something like an option or like its own [vector,notation].
-std::optional<Error> run_cli11(const std::vector<OptionSpec>& options, const std::vector<Token>& tokens,
-                               std::map<std::string, ParsedOptions::Value, std::less<>>& values) {
-  CLI::App app;
-  app.set_help_flag();
-  for (const OptionSpec& spec : options) {
-    ParsedOptions::Value& value = values[spec.name];
-    if (!takes_value(spec)) {
-      app.add_flag_callback("--" + spec.name, [&value] {
-        value.text = "1";
-        value.given = true;
-      });
-      continue;
-    }
-    CLI::Option* option = app.add_option_function<std::vector<std::string>>(
-        "--" + spec.name, [&value](const std::vector<std::string>& given) {
-          value.texts.clear();
-          for (const std::string& text : given) value.texts.push_back(text.substr(1));
-          value.text = value.texts.back();
-          value.given = true;
-        });
-    option->expected(1)->allow_extra_args(false)->multi_option_policy(
-        spec.repeatable ? CLI::MultiOptionPolicy::TakeAll : CLI::MultiOptionPolicy::TakeLast);
-    option->check([&spec](const std::string& text) { return check_value(spec, text.substr(1)); });
-  }
-  std::vector<std::string> words;
-  for (const Token& token : tokens) {
-    words.push_back("--" + token.spec->name);
-    if (takes_value(*token.spec)) words.push_back("=" + token.value);
-  }
-  std::reverse(words.begin(), words.end());  // CLI11 wants the words in reverse
-  try {
-    app.parse(words);
-  } catch (const CLI::ParseError& e) {
-    return usage(e.what());
-  }
-  return std::nullopt;
-}
-
-// Breaks `text` at spaces into lines of at most `width` bytes.
-std::vector<std::string> wrap(std::string_view text, std::size_t width) {
-  std::vector<std::string> lines;
-  std::string line;
-  while (!text.empty()) {
-    const auto end = std::min(text.find(' '), text.size());
-    const std::string_view word = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    if (!line.empty() && line.size() + 1 + word.size() > width) {
-      lines.push_back(std::move(line));
-      line.clear();
-    }
-    if (!line.empty()) line += ' ';
-    line += word;
-  }
-  if (!line.empty()) lines.push_back(std::move(line));
-  return lines;
-}
-
-std::string escape_cell(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '|') out += '\\';
-    out += c == '\n' ? ' ' : c;
-  }
-  return out;
-}
-
 const ParsedOptions::Value& value_of(const std::map<std::string, ParsedOptions::Value, std::less<>>& values,
                                      std::string_view name) {
   const auto found = values.find(name);
@@ -387,8 +316,28 @@ bool ParsedOptions::given(std::string_view name) const { return value_of(values_
 
 std::string ParsedOptions::source(std::string_view name) const { return value_of(values_, name).source; }
 
-OptionTable::OptionTable(std::string program, std::string synopsis, std::vector<OptionSpec> options, RestPolicy rest)
-    : program_(std::move(program)), synopsis_(std::move(synopsis)), options_(std::move(options)), rest_policy_(rest) {
+void ParsedOptions::fill(std::string_view name, std::string text, std::string source) {
+  const auto found = values_.find(name);
+  CHECK(found != values_.end(), "an option that is not in the table was to be filled");
+  if (found->second.given) return;
+  found->second = Value{text, {text}, std::move(source), true};
+}
+
+OptionTable::OptionTable(std::string program, std::string synopsis, std::vector<OptionSpec> options, RestPolicy rest,
+                         HelpLayout layout)
+    : program_(std::move(program)),
+      synopsis_(std::move(synopsis)),
+      options_(std::move(options)),
+      rest_policy_(rest),
+      layout_(std::move(layout)) {
+  if (!layout_.groups.empty()) {
+    OptionSpec all;
+    all.name = "help-all";
+    all.kind = OptionKind::flag;
+    all.help = "show every option and exit";
+    all.compatibility = "new: --help shows the usual ones";
+    options_.push_back(std::move(all));
+  }
   OptionSpec help;
   help.name = "help";
   help.short_name = 'h';
@@ -410,6 +359,15 @@ OptionTable::OptionTable(std::string program, std::string synopsis, std::vector<
           "the default of an option does not pass its own check");
     for (std::size_t j = 0; j < i; ++j) CHECK(options_[j].name != spec.name, "two options of one name");
   }
+  std::vector<std::string> shown;
+  for (const HelpGroup& group : layout_.groups) {
+    for (const std::string& name : group.options) {
+      CHECK(std::any_of(options_.begin(), options_.end(), [&](const OptionSpec& spec) { return spec.name == name; }),
+            "a group of the help names an option that is not in the table");
+      CHECK(std::find(shown.begin(), shown.end(), name) == shown.end(), "an option in two groups of the help");
+      shown.push_back(name);
+    }
+  }
 }
 
 Result<ParsedOptions> OptionTable::parse(std::span<const std::string> arguments, const EnvLookup& env) const {
@@ -422,7 +380,8 @@ Result<ParsedOptions> OptionTable::parse(std::span<const std::string> arguments,
     if (spec.repeatable && !spec.default_text.empty()) value.texts.push_back(spec.default_text);
   }
   for (const Token& token : expanded.tokens) {
-    if (token.spec->name != "help" && token.spec->name != "version") continue;
+    const std::string& name = token.spec->name;
+    if (name != "help" && name != "help-all" && name != "version") continue;
     ParsedOptions::Value& value = parsed.values_[token.spec->name];
     value.text = "1";
     value.given = true;
@@ -458,43 +417,21 @@ Result<ParsedOptions> OptionTable::parse(std::span<const std::string> arguments,
     const std::string problem = check_value(*token.spec, token.value);
     if (!problem.empty()) return usage(token.source + ": " + problem);
   }
-  if (auto error = run_cli11(options_, expanded.tokens, parsed.values_)) return std::move(*error);
-  for (const Token& token : expanded.tokens) parsed.values_[token.spec->name].source = token.source;
+  // Of an option that is given more than once the last one counts; texts() has all of a repeatable one.
+  for (Token& token : expanded.tokens) {
+    ParsedOptions::Value& value = parsed.values_[token.spec->name];
+    if (!takes_value(*token.spec)) {
+      value.text = "1";
+    } else {
+      if (!value.given || !token.spec->repeatable) value.texts.clear();  // of the default
+      value.text = token.value;
+      value.texts.push_back(std::move(token.value));
+    }
+    value.given = true;
+    value.source = std::move(token.source);
+  }
   parsed.rest_ = std::move(expanded.rest);
   return parsed;
-}
-
-std::string OptionTable::help() const {
-  constexpr std::size_t kIndent = 4;
-  constexpr std::size_t kWidth = 96;
-  std::string out = "Usage: " + synopsis_ + "\n\nOptions (hyphens or underscores, unique beginnings are enough):\n";
-  for (const OptionSpec& spec : options_) {
-    std::string head = "  ";
-    if (spec.short_name != '\0') head += std::string("-") + spec.short_name + ", ";
-    head += "--" + spec.name;
-    if (takes_value(spec)) {
-      const bool list_choices = spec.kind == OptionKind::choice && spec.value_name.empty();
-      head += " " + (list_choices ? join(spec.choices, "|") : spec.value_name.empty() ? "VALUE" : spec.value_name);
-    }
-    out += head + "\n";
-    std::string text = spec.help;
-    if (spec.kind == OptionKind::choice && !spec.value_name.empty()) text += " (" + join(spec.choices, ", ") + ")";
-    if (takes_value(spec) && !spec.default_text.empty()) text += " [default: " + spec.default_text + "]";
-    if (!spec.env.empty()) text += " [" + spec.env + "]";
-    for (const std::string& line : wrap(text, kWidth - kIndent)) out += std::string(kIndent + 2, ' ') + line + "\n";
-  }
-  return out;
-}
-
-std::string OptionTable::markdown() const {
-  std::string out;
-  for (const OptionSpec& spec : options_) {
-    const std::string shortcut = spec.short_name == '\0' ? "" : std::string("`-") + spec.short_name + "` ";
-    out += "| " + shortcut + "`--" + spec.name + "` | " + (spec.env.empty() ? "" : "`" + spec.env + "`") + " | " +
-           (spec.default_text.empty() ? "" : "`" + escape_cell(spec.default_text) + "`") + " | " +
-           escape_cell(spec.compatibility) + " | " + escape_cell(spec.help) + " |\n";
-  }
-  return out;
 }
 
 std::string usage_sentence(std::string_view text) {

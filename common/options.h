@@ -12,7 +12,8 @@
 #include "common/result.h"
 
 // One table per program: flags, PET_* variables, help, the README's list and "did you mean" all come from it.
-// CLI11 parses underneath; a pure pre-pass expands torchrun's spellings (hyphen or underscore) and unique prefixes.
+// Without CLI11: torchrun's rules (hyphen or underscore, unique beginnings, the end of options at the script, a variable
+// per option, one sentence per mistake) are all that parsing is here, and a library only kept what they had found.
 namespace ddprun {
 
 enum class OptionKind { flag, text, integer, real, choice };
@@ -53,6 +54,8 @@ class ParsedOptions {
   const std::vector<std::string>& texts(std::string_view name) const;  // of a repeatable option
   bool given(std::string_view name) const;                             // on the command line or in the environment
   std::string source(std::string_view name) const;  // "--nnodes", "PET_NNODES" or "default": for error messages
+  // Where nobody has given it: its value, and where that comes from. As if it had been given from then on.
+  void fill(std::string_view name, std::string text, std::string source);
   const std::vector<std::string>& rest() const { return rest_; }  // script and its arguments, or the positionals
 
   struct Value {
@@ -68,17 +71,31 @@ class ParsedOptions {
   std::vector<std::string> rest_;
 };
 
+struct HelpGroup {
+  std::string title;
+  std::vector<std::string> options;  // names, in the order of the help
+};
+
+// How --help shows a long table: examples first, then groups. What no group names is rare and shown by --help-all only,
+// which such a table has as well. Without groups: one list of all.
+struct HelpLayout {
+  std::string examples;  // lines
+  std::vector<HelpGroup> groups;
+};
+
 class OptionTable {
  public:
   // `synopsis`: "ddprun [options] program [arguments]". --help and --version are added to every table.
-  OptionTable(std::string program, std::string synopsis, std::vector<OptionSpec> options, RestPolicy rest);
+  OptionTable(std::string program, std::string synopsis, std::vector<OptionSpec> options, RestPolicy rest,
+              HelpLayout layout = {});
 
-  // `arguments` without argv[0]. On --help / --version the result's flag("help") / flag("version") is set and nothing
-  // else is checked. Errors: invalid_argument, one sentence: which option (or variable), which value, why, what to do;
-  // an unknown option comes with the nearest known one.
+  // `arguments` without argv[0]. On --help, --help-all or --version the result's flag of that name is set and
+  // nothing else is checked. Errors: invalid_argument, one sentence: which option (or variable), which value, why, what
+  // to do; an unknown option comes with the nearest known one.
   Result<ParsedOptions> parse(std::span<const std::string> arguments, const EnvLookup& env) const;
 
-  std::string help() const;  // for --help
+  std::string help() const;      // for --help
+  std::string help_all() const;  // for --help-all
   // Table rows for the README, without a head: | option | variable | default | compatibility | help |
   std::string markdown() const;
   const std::vector<OptionSpec>& options() const { return options_; }
@@ -87,6 +104,7 @@ class OptionTable {
   std::string program_, synopsis_;
   std::vector<OptionSpec> options_;
   RestPolicy rest_policy_;
+  HelpLayout layout_;
 };
 
 // The candidate nearest to `word` by edit distance, if near enough to be a likely typo.

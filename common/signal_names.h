@@ -8,6 +8,8 @@
 // that they are right).
 namespace ddprun {
 
+enum class SignalScope { worker, group };  // a worker process alone, or its whole process group
+
 inline constexpr int kSigInt = 2;
 inline constexpr int kSigQuit = 3;
 inline constexpr int kSigKill = 9;

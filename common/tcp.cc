@@ -474,15 +474,4 @@ std::optional<Endpoint> remote_endpoint(int fd) {
   return to_endpoint(storage);
 }
 
-bool is_loopback(std::string_view numeric_host) {
-  const auto address = numeric_address(numeric_host, 0);
-  if (!address) return false;
-  if (address->family() == AF_INET) {
-    const auto& in = reinterpret_cast<const sockaddr_in&>(address->storage);
-    return (ntohl(in.sin_addr.s_addr) >> 24) == 127;
-  }
-  const auto& in6 = reinterpret_cast<const sockaddr_in6&>(address->storage).sin6_addr;
-  return IN6_IS_ADDR_LOOPBACK(&in6) || (IN6_IS_ADDR_V4MAPPED(&in6) && in6.s6_addr[12] == 127);
-}
-
 }  // namespace ddprun

@@ -60,6 +60,5 @@ std::optional<std::string> local_address_towards(const Endpoint& peer);
 // Numeric address of either end of a connected socket, without brackets or ::ffff: prefix.
 std::optional<Endpoint> local_endpoint(int fd);
 std::optional<Endpoint> remote_endpoint(int fd);
-bool is_loopback(std::string_view numeric_host);
 
 }  // namespace ddprun

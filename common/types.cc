@@ -107,4 +107,13 @@ std::string Endpoint::to_string() const {
   return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
+bool is_loopback(std::string_view host) {
+  if (host == "localhost") return true;
+  if (host.starts_with("::ffff:")) host.remove_prefix(7);
+  if (host.find_first_not_of("0123456789.") == std::string_view::npos) return host.starts_with("127.");
+  // "::1", and what else says the same.
+  return host.find(':') != std::string_view::npos && host.back() == '1' &&
+         host.find_first_not_of("0:") == host.size() - 1;
+}
+
 }  // namespace ddprun

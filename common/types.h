@@ -52,6 +52,9 @@ struct Endpoint {
   std::string to_string() const;  // brackets around IPv6 addresses
 };
 
+// By its text alone: "localhost", or a numeric address of loopback, ::ffff:127.0.0.1 too.
+bool is_loopback(std::string_view host);
+
 }  // namespace ddprun
 
 template <typename Tag>

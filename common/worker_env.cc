@@ -73,7 +73,7 @@ Result<void> read_bool(WorkerEnv& env, const char* name, const std::string& text
 Result<void> read_port(WorkerEnv& env, const char* name, const std::string& text) {
   auto value = parse_number(name, text, 1, 65535);
   if (!value) return std::move(value).error();
-  env.master.port = static_cast<std::uint16_t>(*value);
+  env.slice.master.port = static_cast<std::uint16_t>(*value);
   return {};
 }
 
@@ -88,26 +88,28 @@ const std::vector<Variable>& table() {
   static const std::vector<Variable> variables{
       number("RANK", 0, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.rank.value; }),
       number("LOCAL_RANK", 0, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.local_rank.value; }),
-      number("WORLD_SIZE", 1, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.world_size; }),
+      number("WORLD_SIZE", 1, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.slice.world_size; }),
       number("LOCAL_WORLD_SIZE", 1, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.local_world_size; }),
-      number("GROUP_RANK", 0, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.group_rank.value; }),
-      number("GROUP_WORLD_SIZE", 1, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.group_world_size; }),
+      number("GROUP_RANK", 0, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.slice.group_rank.value; }),
+      number("GROUP_WORLD_SIZE", 1, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.slice.group_world_size; }),
       words("ROLE_NAME", [](WorkerEnv& e) -> std::string& { return e.role_name; }),
       number("ROLE_RANK", 0, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.role_rank; }),
-      number("ROLE_WORLD_SIZE", 1, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.role_world_size; }),
-      Variable{"MASTER_ADDR", [](const WorkerEnv& e) -> Lookup { return e.master.host; },
+      number("ROLE_WORLD_SIZE", 1, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.slice.role_world_size; }),
+      Variable{"MASTER_ADDR", [](const WorkerEnv& e) -> Lookup { return e.slice.master.host; },
                [](WorkerEnv& e, const char*, const std::string& text) -> Result<void> {
-                 e.master.host = text;
+                 e.slice.master.host = text;
                  return {};
                }},
-      Variable{"MASTER_PORT", [](const WorkerEnv& e) -> Lookup { return std::to_string(e.master.port); }, read_port},
-      number("TORCHELASTIC_RESTART_COUNT", 0, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.restart_count; }),
+      Variable{"MASTER_PORT", [](const WorkerEnv& e) -> Lookup { return std::to_string(e.slice.master.port); },
+               read_port},
+      number("TORCHELASTIC_RESTART_COUNT", 0, kMax,
+             [](WorkerEnv& e) -> std::int64_t& { return e.slice.restart_count; }),
       number("TORCHELASTIC_MAX_RESTARTS", 0, kMax, [](WorkerEnv& e) -> std::int64_t& { return e.max_restarts; }),
       words("TORCHELASTIC_RUN_ID", [](WorkerEnv& e) -> std::string& { return e.run_id.value; }),
       Variable{"TORCHELASTIC_USE_AGENT_STORE",
                [](const WorkerEnv& e) -> Lookup { return e.use_agent_store ? "True" : "False"; }, read_bool},
       words("TORCHELASTIC_ERROR_FILE", [](WorkerEnv& e) -> std::string& { return e.error_file; }),
-      number("DDPRUN_ROUND", 0, INT64_MAX, [](WorkerEnv& e) -> std::int64_t& { return e.round.value; }),
+      number("DDPRUN_ROUND", 0, INT64_MAX, [](WorkerEnv& e) -> std::int64_t& { return e.slice.round.value; }),
       Variable{"DDPRUN_RECORDER_FD",
                [](const WorkerEnv& e) -> Lookup {
                  return e.recorder_fd < 0 ? Lookup() : Lookup(std::to_string(e.recorder_fd));
@@ -124,6 +126,15 @@ Result<void> below(const char* name, std::int64_t value, const char* bound_name,
 }
 
 }  // namespace
+
+WorkerEnv WorkerEnv::of(const RankSlice& its_slice, LocalRank local) const {
+  WorkerEnv env = *this;
+  env.slice = its_slice;
+  env.rank = Rank(its_slice.first_rank.value + local.value);
+  env.local_rank = local;
+  env.role_rank = its_slice.first_role_rank + local.value;
+  return env;
+}
 
 std::vector<std::string> worker_env_names() {
   std::vector<std::string> names;
@@ -161,25 +172,27 @@ Result<WorkerEnv> from_environment(const EnvLookup& lookup) {
     has_local_rank = has_local_rank || std::string_view(variable.name) == "LOCAL_RANK";
   }
   // A launcher that sets RANK alone (mpirun wrappers, Slurm): one worker a node unless it says otherwise.
-  if (!has_group_rank) env.group_rank = GroupRank(env.rank.value / env.local_world_size);
+  if (!has_group_rank) env.slice.group_rank = GroupRank(env.rank.value / env.local_world_size);
   if (!has_local_rank) env.local_rank = LocalRank(env.rank.value % env.local_world_size);
-  if (!has_group_rank && env.group_world_size == 1) {
-    env.group_world_size = (env.world_size + env.local_world_size - 1) / env.local_world_size;
+  if (!has_group_rank && env.slice.group_world_size == 1) {
+    env.slice.group_world_size = (env.slice.world_size + env.local_world_size - 1) / env.local_world_size;
   }
-  for (auto check : {below("RANK", env.rank.value, "WORLD_SIZE", env.world_size),
+  for (auto check : {below("RANK", env.rank.value, "WORLD_SIZE", env.slice.world_size),
                      below("LOCAL_RANK", env.local_rank.value, "LOCAL_WORLD_SIZE", env.local_world_size),
-                     below("GROUP_RANK", env.group_rank.value, "GROUP_WORLD_SIZE", env.group_world_size),
-                     below("ROLE_RANK", env.role_rank, "ROLE_WORLD_SIZE", env.role_world_size)}) {
+                     below("GROUP_RANK", env.slice.group_rank.value, "GROUP_WORLD_SIZE", env.slice.group_world_size),
+                     below("ROLE_RANK", env.role_rank, "ROLE_WORLD_SIZE", env.slice.role_world_size)}) {
     if (!check) return std::move(check).error();
   }
-  if (env.local_world_size > env.world_size) {
+  env.slice.first_rank = Rank(env.rank.value - env.local_rank.value);
+  env.slice.first_role_rank = env.role_rank - env.local_rank.value;
+  if (env.local_world_size > env.slice.world_size) {
     return Error(Errc::invalid_argument, "LOCAL_WORLD_SIZE=" + std::to_string(env.local_world_size) +
-                                             " but WORLD_SIZE=" + std::to_string(env.world_size) +
+                                             " but WORLD_SIZE=" + std::to_string(env.slice.world_size) +
                                              ": it must not be above");
   }
-  if (env.world_size > 1 && (env.master.host.empty() || env.master.port == 0)) {
+  if (env.slice.world_size > 1 && (env.slice.master.host.empty() || env.slice.master.port == 0)) {
     return Error(Errc::invalid_argument,
-                 "WORLD_SIZE=" + std::to_string(env.world_size) +
+                 "WORLD_SIZE=" + std::to_string(env.slice.world_size) +
                      " but MASTER_ADDR or MASTER_PORT is not set: start this program with ddprun, or set both");
   }
   return env;

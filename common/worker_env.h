@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/options.h"
+#include "common/rank_slice.h"
 #include "common/result.h"
 #include "common/types.h"
 
@@ -14,26 +15,23 @@
 namespace ddprun {
 
 struct WorkerEnv {
+  RankSlice slice;  // of its node: WORLD_SIZE, GROUP_RANK, MASTER_ADDR (numeric), TORCHELASTIC_RESTART_COUNT ...
   Rank rank;
   LocalRank local_rank;
-  std::int64_t world_size = 1;
   std::int64_t local_world_size = 1;
-  GroupRank group_rank;
-  std::int64_t group_world_size = 1;
   std::string role_name = "default";
   std::int64_t role_rank = 0;
-  std::int64_t role_world_size = 1;
-  Endpoint master;                 // MASTER_ADDR (numeric), MASTER_PORT
-  std::int64_t restart_count = 0;  // TORCHELASTIC_RESTART_COUNT
-  std::int64_t max_restarts = 0;   // TORCHELASTIC_MAX_RESTARTS
-  RunId run_id{"none"};            // TORCHELASTIC_RUN_ID
-  bool use_agent_store = false;    // TORCHELASTIC_USE_AGENT_STORE, "True" or "False"
-  std::string error_file;          // TORCHELASTIC_ERROR_FILE
-  Round round;                     // DDPRUN_ROUND
-  int recorder_fd = -1;            // DDPRUN_RECORDER_FD; -1 = none
+  std::int64_t max_restarts = 0;  // TORCHELASTIC_MAX_RESTARTS
+  RunId run_id{"none"};           // TORCHELASTIC_RUN_ID
+  bool use_agent_store = false;   // TORCHELASTIC_USE_AGENT_STORE, "True" or "False"
+  std::string error_file;         // TORCHELASTIC_ERROR_FILE
+  int recorder_fd = -1;           // DDPRUN_RECORDER_FD; -1 = none
 
   // RANK was present: this process was started by a launcher. Otherwise it is a world of one.
   bool launched = false;
+
+  // The same for every worker of a node, but for what a worker's place in the slice decides: that of `local`.
+  WorkerEnv of(const RankSlice& its_slice, LocalRank local) const;
 };
 
 // NAME=value pairs in a fixed order. `recorder_fd` < 0 leaves its variable out.

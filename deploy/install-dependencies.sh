@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what ddprun needs on Debian 12: the one list. Only what is missing is installed; nothing is removed.
-#   deploy/install-dependencies.sh [build] [data] [test] [lint] [bench]      default: build data
+#   deploy/install-dependencies.sh [build] [data] [test] [engines] [package] [lint] [bench]      default: build data
 # CUDA, cuDNN and NCCL are not Debian packages: they are used where they are found, and the build works without them.
 set -euo pipefail
 
@@ -8,8 +8,6 @@ build_packages=(
   cmake ninja-build ccache g++ git ca-certificates
   libboost1.81-dev       # Asio, Process v2 (the child's handle), Beast (metrics over HTTP)
   libfmt-dev             # formatting
-  libspdlog-dev          # log lines
-  libcli11-dev           # flags
   libyaml-cpp-dev        # configuration
   nlohmann-json3-dev     # reports, metrics, safetensors headers
   libssl-dev             # digests, random tokens
@@ -28,7 +26,18 @@ test_packages=(
   python3 python3-venv   # scripts that play the user, and the venv of the interop tests
   iproute2 nftables procps util-linux   # hosts in network namespaces
   openssh-server openssh-client   # a remote shell for --hosts
+  podman crun conmon catatonit netavark   # a pod in a real container, where the host lets it
   tmux                   # a terminal for the terminal tests
+)
+package_packages=(
+  python3 python3-venv   # man pages, the wheel's tools
+  dpkg-dev lintian binutils   # the Debian packages, and what they need
+  debootstrap            # a bare Debian 12 to install them in
+  pkg-config             # as a user of ddprun-dev
+)
+engine_packages=(
+  slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge   # a real Slurm for tests/process/engines
+  openmpi-bin mpich hydra                                       # mpirun and mpiexec for the same
 )
 lint_packages=(clang-format clang clang-tidy libclang-rt-14-dev shellcheck)
 bench_packages=(
@@ -41,10 +50,12 @@ for group in "$@"; do
   case $group in
     build) wanted+=("${build_packages[@]}") ;;
     data) wanted+=("${data_packages[@]}") ;;
+    package) wanted+=("${package_packages[@]}") ;;
     test) wanted+=("${test_packages[@]}") ;;
+    engines) wanted+=("${engine_packages[@]}") ;;
     lint) wanted+=("${lint_packages[@]}") ;;
     bench) wanted+=("${bench_packages[@]}") ;;
-    *) echo "install-dependencies: no such group '$group' (build, data, test, lint, bench)" >&2; exit 2 ;;
+    *) echo "install-dependencies: no such group '$group' (build, data, test, engines, package, lint, bench)" >&2; exit 2 ;;
   esac
 done
 

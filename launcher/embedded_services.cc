@@ -51,10 +51,13 @@ Services make_embedded_services() {
     rendezvous::raise_descriptor_limit();
     return std::unique_ptr<WorkerStore>(std::make_unique<EmbeddedStore>(io, std::move(listener)));
   };
-  services.host_rendezvous = [](asio::io_context& io, Listener listener) -> Result<std::unique_ptr<RendezvousHost>> {
+  services.host_rendezvous = [](asio::io_context& io, Listener listener,
+                                HostedFor hosted) -> Result<std::unique_ptr<RendezvousHost>> {
     rendezvous::raise_descriptor_limit();
     rendezvous::ServerOptions options;
     options.embedded = true;
+    options.hosted_for = std::move(hosted.run_id);
+    options.own_run_only = hosted.only;
     return std::unique_ptr<RendezvousHost>(std::make_unique<EmbeddedHost>(io, std::move(listener), std::move(options)));
   };
   return services;

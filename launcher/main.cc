@@ -4,13 +4,17 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <exception>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "common/engine_meeting.h"
 #include "common/exit_code.h"
 #include "common/guarded_main.h"
 #include "common/inherited_state.h"
@@ -23,11 +27,15 @@
 #include "launcher/job/launch.h"
 #include "launcher/options/cpu_budget.h"
 #include "launcher/options/device.h"
+#include "launcher/options/engine_options.h"
 #include "launcher/options/options.h"
+#include "launcher/serve_store.h"
 
 // ddprun, and by another name ddprun-launch: options in, exit code out. The job itself is in launch.cc.
 namespace ddprun::launcher {
 namespace {
+
+std::string_view base_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
 std::string own_folder() {
   std::array<char, 4096> path{};
@@ -65,13 +73,6 @@ HostFacts host_facts() {
   return facts;
 }
 
-LogLevel log_level(std::string_view name) {
-  return name == "debug"     ? LogLevel::debug
-         : name == "warning" ? LogLevel::warning
-         : name == "error"   ? LogLevel::error
-                             : LogLevel::info;
-}
-
 // "unknown option '-np' (see --help)" -> the same and what to write here.
 Error with_hint(Error error) {
   constexpr std::string_view kStart = "unknown option '";
@@ -87,6 +88,13 @@ int usage_error(const std::string& program, const Error& error) {
   return exit_code::kUsage;
 }
 
+// Bad words are bad words; that the nodes do not meet is a rendezvous that timed out.
+int engine_error(const std::string& program, const Error& error) {
+  const int code = usage_error(program, error);
+  const bool words = error.code() == Errc::invalid_argument || error.code() == Errc::malformed;
+  return words ? code : exit_code::kUnavailable;
+}
+
 // What came with our start and shapes the job, in words.
 void take_over(const InheritedState& state, const InheritedSignals& inherited, LaunchOptions& options) {
   if (state.no_working_directory) {
@@ -95,7 +103,7 @@ void take_over(const InheritedState& state, const InheritedSignals& inherited, L
         "exists");
   }
   const auto handles = [&options](int number) {
-    const auto& handled = options.signals_to_handle;
+    const auto& handled = options.supervision.signals_to_handle;
     return std::find(handled.begin(), handled.end(), number) != handled.end();
   };
   if (inherited.ignored(SIGTERM) && handles(SIGTERM)) {
@@ -104,18 +112,61 @@ void take_over(const InheritedState& state, const InheritedSignals& inherited, L
         "SIGINT and ddpctl stop do");
   }
   if (state.alarm.count() == 0 || inherited.ignored(SIGALRM)) return;
-  if (!handles(SIGALRM)) options.signals_to_handle.push_back(SIGALRM);
+  if (!handles(SIGALRM)) options.supervision.signals_to_handle.push_back(SIGALRM);
   options.warnings.push_back(fmt::format(
       "an alarm that was set before our start rings in {:.1f} s: SIGALRM ends the job then, as SIGTERM would",
       static_cast<double>(state.alarm.count()) / 1000));
 }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+// What srun, mpirun or mpiexec know and nobody has given. Where one of those started us the nodes meet here, so that
+// the first one has its port before the others ask for it.
+struct FromEngine {
+  bool used = false;
+  bool hosts = false;
+  std::string note;
+};
+Result<FromEngine> take_over_engine(ParsedOptions& parsed, const EnvLookup& env, const HostFacts& host,
+                                    LaunchContext& context) {
+  constexpr std::chrono::seconds kMeet{120};  // srun and mpirun start all tasks within moments
+  auto task = choose_engine(parsed, env, host_name());
+  if (!task) return std::move(task).error();
+  FromEngine out;
+  if (!*task) {
+    take_from_kubernetes(parsed, env);
+    return out;
+  }
+  EngineRendezvous rendezvous{std::nullopt, (*task)->job};
+  if (needs_endpoint(parsed)) {
+    auto met = meet(**task, SteadyClock::now() + kMeet);
+    if (!met) return std::move(met).error().with_context(engine_starter((*task)->engine));
+    rendezvous.endpoint = met->endpoints.front();
+    rendezvous.run_id = met->job;
+    out.used = true;
+    out.hosts = met->listener.has_value();
+    if (met->listener) {
+      context.services.bound = std::make_shared<Listener>(std::move(*met->listener));
+    } else {
+      context.endpoint_ports = static_cast<std::uint16_t>(met->endpoints.size());
+    }
+    context.serve_own_run_only = true;
+  }
+  const auto gpus = parsed.given("nproc-per-node") ? Result<std::int64_t>(0) : host.gpu_count();
+  out.note = take_from_engine(parsed, **task, rendezvous, gpus ? *gpus : 0);
+  return out;
+}
+
 int run(int argc, char** argv) {
+  if (argc > 0 && base_name(argv[0]) == "ddprun-store") return serve_store(argc, argv);
   LaunchContext context;  // takes the signals' state first of all, for the workers
   const InheritedState inherited = settle_inherited_state();
 
   const std::string_view called = argc > 0 ? argv[0] : "ddprun";
-  const bool legacy = called.substr(called.rfind('/') + 1) == "ddprun-launch";
+  const bool legacy = base_name(called) == "ddprun-launch";
   const Flavour flavour = legacy ? Flavour::launch : Flavour::run;
   context.program_name = legacy ? "ddprun-launch" : "ddprun";
   context.own_folder = own_folder();
@@ -135,20 +186,26 @@ int run(int argc, char** argv) {
     return exit_code_after_output(context.program_name.c_str(), exit_code::kOk);
   };
   if (parsed->flag("help")) return show(table.help());
+  if (parsed->flag("help-all")) return show(table.help_all());
   if (parsed->flag("version")) return show(version_text(context.program_name));
   if (parsed->flag("help-markdown")) return show(table.markdown());
   if (parsed->given("print-completion")) {
     return show(completion_script(flavour, parsed->text("print-completion")));
   }
   if (has_host_list(*parsed)) {
-    log_init(context.program_name, parse_log_level(parsed->text("log-level")).value_or(LogLevel::info));
+    log_init(context.program_name, from_word<LogLevel>(parsed->text("log-level")).value_or(LogLevel::info));
     return run_on_hosts(table, *parsed, flavour, hosts);
   }
-  auto options = make_launch_options(*parsed, flavour, environment, host_facts());
-  if (!options) return usage_error(context.program_name, options.error());
-  log_init(context.program_name, log_level(options->log_level));
-  take_over(inherited, context.inherited, *options);
+  const HostFacts host = host_facts();
   context.services = make_embedded_services();
+  auto engine = take_over_engine(*parsed, environment, host, context);
+  if (!engine) return engine_error(context.program_name, engine.error());
+  auto options = make_launch_options(*parsed, flavour, environment, host);
+  if (!options) return usage_error(context.program_name, options.error());
+  if (!engine->note.empty()) options->logs.notes.push_back(engine->note);
+  if (engine->used) options->rdzv.conf.is_host = engine->hosts;
+  log_init(context.program_name, options->logs.level);
+  take_over(inherited, context.inherited, *options);
   return launch(std::move(*options), std::move(context));
 }
 

@@ -1,11 +1,14 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "common/engine_task.h"
 #include "common/exit_code.h"
 #include "common/guarded_main.h"
 #include "common/inherited_state.h"
@@ -16,7 +19,9 @@
 #include "worker/apply/commands.h"
 #include "worker/config/config.h"
 #include "worker/config/options.h"
+#include "worker/ranks/engine_world.h"
 #include "worker/ranks/lone_copy.h"
+#include "worker/ranks/own_store.h"
 #include "worker/ranks/run_error.h"
 #include "worker/ranks/stop_signal.h"
 #include "worker/run/preview.h"
@@ -55,6 +60,24 @@ int run_command(const std::string& name, std::span<const std::string> arguments)
                                  near ? ": did you mean '" + *near + "'?" : "", fmt::join(names, ", ")));
 }
 
+// Where no ddprun started us: alone, or one of several that know of each other by hand or by their engine.
+Result<World> find_world(WorkerEnv given, bool single) {
+  World world;
+  world.env = std::move(given);
+  if (world.env.launched) {
+    auto store = serve_given_world(world.env);
+    if (!store) return std::move(store).error();
+    world.store = std::move(*store);
+    return world;
+  }
+  if (single) return world;
+  auto task = find_engine_task(process_environment(), std::nullopt);
+  if (!task) return std::move(task).error();
+  if (*task && (*task)->size > 1) return join_engine_world(**task);
+  if (auto alone = check_lone_copy(process_environment()); !alone) return std::move(alone).error();
+  return world;
+}
+
 int run(const std::vector<std::string>& arguments) {
   if (!arguments.empty() && !arguments[0].empty() && arguments[0][0] != '-') {
     return run_command(arguments[0], std::span(arguments).subspan(1));
@@ -68,8 +91,16 @@ int run(const std::vector<std::string>& arguments) {
   if (!stop) return usage_error(stop.error().message());
   auto env = from_environment(process_environment());
   if (!env) return usage_error(env.error().message());
-  if (!env->launched && !options->flag("single") && !options->flag("check")) {
-    if (auto alone = check_lone_copy(process_environment()); !alone) return usage_error(alone.error().message());
+  std::unique_ptr<OwnStore> store;
+  if (!options->flag("check")) {
+    auto world = find_world(std::move(*env), options->flag("single"));
+    if (!world) {
+      const bool usage = world.error().code() == Errc::invalid_argument || world.error().code() == Errc::malformed;
+      const int code = usage_error(world.error().message());
+      return usage ? code : exit_code::kUnavailable;
+    }
+    *env = std::move(world->env);
+    store = std::move(world->store);
   }
   auto config = config_from_options(*options);
   if (!config) {
@@ -85,7 +116,7 @@ int run(const std::vector<std::string>& arguments) {
   if (options->flag("check")) {
     const std::string& path = options->given("cfg") ? options->text("cfg") : options->text("config");
     std::printf("%s: good\n", path.c_str());
-    for (const std::string& line : preview(*config, static_cast<int>(env->world_size)))
+    for (const std::string& line : preview(*config, static_cast<int>(env->slice.world_size)))
       std::printf("%s\n", line.c_str());
     return printed(exit_code::kOk);
   }

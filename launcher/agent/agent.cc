@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 #include <signal.h>
-#include <sys/random.h>
 #include <unistd.h>
 
-#include <array>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -16,6 +14,7 @@
 #include "common/exit_code.h"
 #include "common/log.h"
 #include "common/rdzv_protocol.h"
+#include "common/system.h"
 #include "common/task_group.h"
 #include "launcher/agent/hosting.h"
 #include "launcher/agent/rendezvous_client.h"
@@ -42,20 +41,6 @@ constexpr milliseconds kLook{5'000};
 constexpr milliseconds kSpinPause{1'000};
 
 static_assert(kKillLimit > kWorkerKillLimit);  // else the machine ends before the group has said who is stuck
-
-std::string random_id() {
-  std::array<unsigned char, 16> bytes{};
-  CHECK(::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size()), "getrandom failed");
-  std::string text;
-  for (const unsigned char byte : bytes) text += fmt::format("{:02x}", byte);
-  return text;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";
-  return name.data();
-}
 
 LogLevel level_of(Say::Tone tone) {
   switch (tone) {
@@ -167,7 +152,6 @@ class Agent::Impl : public WorkerGroupListener, public std::enable_shared_from_t
   void act(const Say& say) { log_write(level_of(say.tone), say.text); }
   void act(const End& end);
 
-  RoundContext context_of(const rdzv::Assignment& assignment) const;
   FailureRecord with_evidence(FailureRecord record) const;
   void tell_lease();
 
@@ -209,11 +193,12 @@ JobOutcome Agent::Impl::not_prepared(const Error& error) const {
 void Agent::Impl::start_client() {
   ClientOptions client;
   client.endpoint = hosting_.client_endpoint();
+  if (!hosting_.hosting()) client.ports = options_.endpoint_ports;
   client.waiting_hint = hosting_.waiting_hint();
   client.read_timeout = options_.read_timeout;
   rdzv::NodeInfo& node = client.node;
   node.run_id = options_.run_id;
-  node.node_id = NodeId(random_id());
+  node.node_id = NodeId(random_hex(16));
   node.host = host_;
   node.address = hosting_.own_address();
   node.role = options_.role;
@@ -243,10 +228,16 @@ asio::awaitable<void> Agent::Impl::host_instead() {
   if (looking_for_host_) co_return;
   looking_for_host_ = true;
   // A look-up takes its time; meanwhile we may have found a rendezvous, or ended.
-  const std::function<bool()> still_wanted = [this] { return life_.joining() && !client_->ever_useful(); };
+  const std::function<bool()> still_wanted = [this] {
+    return client_->replaceable() && (life_.joining() || client_->ever_useful());
+  };
   co_await hosting_.try_to_host(still_wanted);
   looking_for_host_ = false;
-  if (hosting_.hosting()) client_->set_endpoint(hosting_.client_endpoint());
+  if (!hosting_.hosting()) co_return;
+  client_->set_endpoint(hosting_.client_endpoint());
+  // Its silence is ours from now on.
+  if (die_at_ && hooks_.workers_die_at) hooks_.workers_die_at(std::nullopt);
+  die_at_.reset();
 }
 
 void Agent::Impl::on_message(rdzv::ServerMessage message) {
@@ -373,7 +364,7 @@ void Agent::Impl::act(const AcceptRound& accept) {
 void Agent::Impl::act(const StartWorkers& start) {
   attempt_ = start.assignment.round;
   told_.reset();
-  auto specs = hooks_.make_specs(context_of(start.assignment));
+  auto specs = hooks_.make_specs(start.assignment);
   if (!specs) return push(start_failed(specs.error(), attempt_));
   if (!group_) {
     group_ = hooks_.make_group();
@@ -387,8 +378,7 @@ void Agent::Impl::act(const StartWorkers& start) {
 }
 
 void Agent::Impl::act(const AskToStop& ask) {
-  const bool group = ask.scope == AskScope::group;
-  group_->ask_to_stop(ask.worker, ask.signal, group ? SignalScope::group : SignalScope::worker);
+  group_->ask_to_stop(ask.worker, ask.signal, ask.scope);
 }
 
 void Agent::Impl::act(const TellFailure& tell) {
@@ -416,24 +406,6 @@ void Agent::Impl::act(const End& end) {
     if (outcome.root_cause) complete(*outcome.root_cause);
   }
   outcome_ = std::move(outcome);
-}
-
-RoundContext Agent::Impl::context_of(const rdzv::Assignment& a) const {
-  RoundContext context;
-  context.round = a.round;
-  context.group_rank = a.group_rank;
-  context.group_world_size = a.group_world_size;
-  context.first_rank = a.first_rank;
-  context.world_size = a.world_size;
-  context.local_world_size = options_.nproc;
-  context.role = options_.role;
-  context.first_role_rank = a.first_role_rank;
-  context.role_world_size = a.role_world_size;
-  context.master = a.master;
-  context.restart_count = a.restart_count;
-  context.max_restarts = options_.job.max_restarts;
-  context.run_id = options_.run_id;
-  return context;
 }
 
 FailureRecord Agent::Impl::with_evidence(FailureRecord record) const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/rank_slice.h"
 #include "common/result.h"
 #include "common/types.h"
 #include "launcher/agent/agent_options.h"
@@ -20,27 +21,11 @@
 
 namespace ddprun::launcher {
 
-// What one round's workers need to know; the same for every worker of this node.
-struct RoundContext {
-  Round round;
-  GroupRank group_rank;
-  std::int64_t group_world_size = 1;
-  Rank first_rank;  // of this node; local rank i is first_rank + i
-  std::int64_t world_size = 1;
-  std::int64_t local_world_size = 1;
-  std::string role = "default";
-  std::int64_t first_role_rank = 0;
-  std::int64_t role_world_size = 1;
-  Endpoint master;  // numeric host; a store is listening there
-  std::int64_t restart_count = 0;
-  std::int64_t max_restarts = 0;
-  RunId run_id;
-};
-
 struct AgentHooks {
   std::function<std::unique_ptr<WorkerGroup>()> make_group;
-  // RoundContext -> what to start. Errors end the job on this node with Error's sentence (exit 126/127 by `exit_code`).
-  std::function<Result<std::vector<WorkerSpec>>(const RoundContext&)> make_specs;
+  // This node's place in a round -> what to start. Errors end the job on this node with Error's sentence (exit 126/127
+  // by `exit_code`).
+  std::function<Result<std::vector<WorkerSpec>>(const RankSlice&)> make_specs;
   // The flight recorders of this node's workers, at most `max_bytes`; empty function: none.
   std::function<std::string(std::size_t max_bytes)> flight_record;
   // Somebody who lives on when this process is stopped must end the workers then, unless a later time is given before;

@@ -24,7 +24,9 @@ struct AgentOptions : NodeOptions {
   // false: MASTER_PORT is reserved until the workers start, then free: worker rank 0 binds it itself (c10d only).
   bool serve_worker_store = true;
   std::chrono::milliseconds read_timeout{60'000};  // until the rendezvous answers at all
-  std::string topology_key;                        // nodes with the same key get neighbouring ranks
+  std::uint16_t endpoint_ports = 1;  // the rendezvous may be at any of so many ports from the endpoint's on
+  bool serve_own_run_only = false;   // what is hosted here is for our run id alone
+  std::string topology_key;          // nodes with the same key get neighbouring ranks
 };
 
 }  // namespace ddprun::launcher

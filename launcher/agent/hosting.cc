@@ -39,7 +39,7 @@ std::string Hosting::own_address() const {
 }
 
 std::string Hosting::waiting_hint() const {
-  if (one_node() || !(is_loopback_name(endpoint_.host) || is_unspecified(endpoint_.host))) return "";
+  if (one_node() || !(is_loopback(endpoint_.host) || is_unspecified(endpoint_.host))) return "";
   const std::string what = is_unspecified(endpoint_.host) ? "no address of one host" : "a loopback address";
   return "; the endpoint " + endpoint_.to_string() + " is " + what + ", which reaches this host only: nodes on other " +
          "hosts need a name or an address of the one that serves (" +
@@ -73,7 +73,7 @@ asio::awaitable<Result<void>> Hosting::prepare() {
 
 // The endpoint's name may be a service's that is no address of this host, so any address will do.
 Result<void> Hosting::must_host(const std::string& why) {
-  auto hosted = host_on(one_node() && is_loopback_name(endpoint_.host) ? endpoint_.host : "");
+  auto hosted = host_on(one_node() && is_loopback(endpoint_.host) ? endpoint_.host : "");
   if (!hosted) return std::move(hosted).error().with_context(why);
   return Result<void>();
 }
@@ -83,7 +83,7 @@ asio::awaitable<void> Hosting::try_to_host() { return try_to_host(nullptr); }
 asio::awaitable<void> Hosting::try_to_host(std::function<bool()> still_wanted) {
   if (host_ || is_static() || options_.is_host.has_value()) co_return;
   std::string address = endpoint_.host;
-  if (is_loopback_name(address)) {
+  if (is_loopback(address)) {
     if (!one_node()) address.clear();
   } else if (!is_numeric(address)) {
     const auto found = co_await look_up(address);
@@ -91,7 +91,7 @@ asio::awaitable<void> Hosting::try_to_host(std::function<bool()> still_wanted) {
     const auto ours = std::find_if(found->begin(), found->end(), is_ours);
     if (ours == found->end()) co_return;
     // Other hosts may know the name by another address of ours (127.0.1.1 in Debian's hosts file).
-    address = one_node() && is_loopback_name(*ours) ? *ours : "";
+    address = one_node() && is_loopback(*ours) ? *ours : "";
   }
   if (host_ || (still_wanted && !still_wanted())) co_return;
   auto hosted = host_on(address);
@@ -113,9 +113,11 @@ Result<void> Hosting::host_on(const std::string& address) {
   listen.port = endpoint_.port;
   listen.first_port = options_.first_port;
   listen.last_port = options_.last_port;
-  auto bound = tcp_listen(listen);
+  auto bound =
+      services_.bound && services_.bound->fd ? Result<Listener>(std::move(*services_.bound)) : tcp_listen(listen);
   if (!bound) return std::move(bound).error();
-  auto made = services_.host_rendezvous(io_, std::move(*bound));
+  auto made =
+      services_.host_rendezvous(io_, std::move(*bound), HostedFor{options_.run_id, options_.serve_own_run_only});
   if (!made) return std::move(made).error();
   host_ = std::move(*made);
   hosted_on_ = address;
@@ -132,7 +134,7 @@ asio::awaitable<Result<void>> Hosting::choose_store_address() {
   const std::string& own = options_.local_addr;
   if (own.empty()) {
     const std::string& host = host_ ? hosted_on_ : endpoint_.host;
-    if (is_loopback_name(host)) store_address_ = host;
+    if (is_loopback(host)) store_address_ = host;
     co_return Result<void>();
   }
   store_address_ = own;
@@ -152,7 +154,7 @@ asio::awaitable<Result<void>> Hosting::choose_store_address() {
 // loopback here means another host there: the rendezvous then says at which address the others have reached it.
 asio::awaitable<void> Hosting::choose_master_name() {
   const std::string host = endpoint_.host;
-  if (is_loopback_name(host)) {
+  if (is_loopback(host)) {
     if (one_node()) master_name_ = host;
     co_return;
   }
@@ -164,7 +166,7 @@ asio::awaitable<void> Hosting::choose_master_name() {
   const auto found = co_await look_up(host);
   if (!found) co_return;
   const bool ours = std::any_of(found->begin(), found->end(), is_ours);
-  const bool loopback = std::any_of(found->begin(), found->end(), is_loopback_name);
+  const bool loopback = std::any_of(found->begin(), found->end(), is_loopback);
   if (ours && (one_node() || !loopback)) master_name_ = host;
 }
 

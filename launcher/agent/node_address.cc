@@ -5,10 +5,6 @@
 
 namespace ddprun::launcher {
 
-bool is_loopback_name(std::string_view host) {
-  return host == "localhost" || host == "::1" || (is_numeric(host) && host.starts_with("127."));
-}
-
 bool is_unspecified(std::string_view host) { return host == "0.0.0.0" || host == "::"; }
 
 bool is_numeric(std::string_view host) {
@@ -37,7 +33,7 @@ std::string master_host(const MasterView& view) {
     // A name stands only if it is the one by which this node got there. An address that this node has reached is right
     // even where the server knows itself by another one (a forwarded port), unless nobody else could use it.
     const bool ours = !is_numeric(host) && host == view.endpoint_host;
-    if (!ours && (!is_loopback_name(view.server_address) || !is_numeric(host))) host = view.server_address;
+    if (!ours && (!is_loopback(view.server_address) || !is_numeric(host))) host = view.server_address;
   }
   if (is_link_local(host) && !view.zone.empty()) host = std::string(without_zone(host)) + "%" + view.zone;
   return host;

@@ -3,12 +3,13 @@
 #include <string>
 #include <string_view>
 
+#include "common/types.h"
+
 // What the text of a host says by itself: pure, nobody is asked.
 namespace ddprun::launcher {
 
-bool is_loopback_name(std::string_view host);  // "localhost", or numeric and of loopback
-bool is_unspecified(std::string_view host);    // "0.0.0.0", "::": all addresses of the host that says so
-bool is_numeric(std::string_view host);        // an address, not a name
+bool is_unspecified(std::string_view host);  // "0.0.0.0", "::": all addresses of the host that says so
+bool is_numeric(std::string_view host);      // an address, not a name
 // IPv6 fe80::/10. Such an address means something together with an interface (its zone) only, and each host has names
 // of its own for those.
 bool is_link_local(std::string_view host);

@@ -17,6 +17,7 @@
 #include "common/deadline.h"
 #include "common/frame_io.h"
 #include "common/log.h"
+#include "common/rdzv_greeting.h"
 #include "common/tcp.h"
 
 namespace ddprun::launcher {
@@ -28,10 +29,11 @@ using std::chrono::milliseconds;
 namespace {
 
 constexpr milliseconds kFirstBackoff{20};
-constexpr milliseconds kMaxBackoff{900};      // with the try itself: at least once a second
-constexpr milliseconds kConnectLimit{3'000};  // SYNs that nobody answers
-constexpr milliseconds kLookupLimit{30'000};  // then the name is asked for anew
-constexpr std::chrono::seconds kTell{10};     // how often a waiting user hears why
+constexpr milliseconds kMaxBackoff{900};       // with the try itself: at least once a second
+constexpr milliseconds kConnectLimit{3'000};   // SYNs that nobody answers
+constexpr milliseconds kStrangerLimit{3'000};  // of who may be a stranger, with one of ours at the next port
+constexpr milliseconds kLookupLimit{30'000};   // then the name is asked for anew
+constexpr std::chrono::seconds kTell{10};      // how often a waiting user hears why
 constexpr auto kAsTuple = asio::as_tuple(asio::use_awaitable);
 
 milliseconds to_ms(Duration d) { return std::chrono::duration_cast<milliseconds>(d); }
@@ -72,7 +74,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
         problem = connection.error().message();
         link_changed();
         const bool refused = connection.error().code() == Errc::refused;
-        if (refused && !was_useful && events.on_nobody_there) events.on_nobody_there();
+        if (refused && replaceable() && events.on_nobody_there) events.on_nobody_there();
       }
       look_at_first_contact();
       if (closing || hopeless) break;
@@ -95,7 +97,9 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     boost::system::error_code ec;
     for (const std::string& address : *found) {
       const auto numeric = asio::ip::make_address(address, ec);
-      if (!ec) candidates.emplace_back(numeric, options.endpoint.port);
+      for (std::uint16_t i = 0; !ec && i < options.ports; ++i) {
+        candidates.emplace_back(numeric, static_cast<std::uint16_t>(options.endpoint.port + i));
+      }
     }
     Error last(Errc::not_found, "'" + options.endpoint.host + "' has no address");
     foreign.reset();
@@ -147,8 +151,8 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     auto sent = co_await write_bytes(socket, std::move(bytes), options.read_timeout);
     if (!sent) co_return std::move(sent).error();
     // While a lease runs, a silent server must not hold us longer than that.
-    const milliseconds limit =
-        was_useful ? std::min(options.read_timeout, options.node.job.lease()) : options.read_timeout;
+    milliseconds limit = was_useful ? std::min(options.read_timeout, options.node.job.lease()) : options.read_timeout;
+    if (options.ports > 1) limit = std::min(limit, kStrangerLimit);
     problem = "connected, but no rendezvous answers there";
     auto fixed = co_await read_bytes(socket, rdzv::kHelloReplyFixedBytes, limit);
     if (!fixed) {
@@ -162,7 +166,19 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     auto why = co_await read_bytes(socket, head->why_bytes, limit);
     if (!why) co_return std::move(why).error();
     if (!head->accepted || head->version != rdzv::kVersion) co_return not_ours("refuses us: " + *why);
-    embedded = *why == "embedded";
+    const rdzv::EmbeddedGreeting greeting = rdzv::read_embedded_greeting(*why, options.node.run_id);
+    if (greeting.refuses) {
+      co_return Error(Errc::refused, options.endpoint.to_string() + " is the rendezvous of another job (" + *why + ")");
+    }
+    embedded = greeting.embedded;
+    if (greeting.foreign && !std::exchange(borrowed, true)) {
+      log_warning(
+          "the rendezvous at {} is in a launcher of another job and ends with it; give this job an endpoint of its "
+          "own, "
+          "or run ddprun-rendezvous",
+          options.endpoint.to_string());
+    }
+    borrowed = greeting.foreign;
     if (const auto local = local_endpoint(socket.native_handle())) own = local->host;
     if (const auto remote = remote_endpoint(socket.native_handle())) server = remote->host;
     // The lease stays as it is: who greets us has not heard who we are yet.
@@ -176,7 +192,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       text += "(held by " + *holder + ") ";
     }
     Error error(Errc::refused, text + why);
-    if (!foreign) foreign = error;
+    if (!foreign && options.ports == 1) foreign = error;
     return error;
   }
 
@@ -192,6 +208,8 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     give_up(not_ours("does not work as a rendezvous for " + std::to_string(options.read_timeout.count() / 1000) +
                      " s: " + problem));
   }
+
+  bool replaceable() const { return !online && (!was_useful || borrowed); }
 
   // --- connected
 
@@ -421,6 +439,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
   TimePoint broke_at;                           // when the last connection of use broke
   bool was_useful = false, heard_here = false;  // ever; on this connection
   bool online = false, told_broken = false, embedded = false, goodbye = false;
+  bool borrowed = false;  // what greeted us last is embedded in a launcher of another job
   bool address_is_ours = false;
   std::uint64_t connections = 0;
   std::string problem = "not tried yet";
@@ -541,6 +560,7 @@ std::optional<TimePoint> RendezvousClient::disconnected_since() const {
 }
 bool RendezvousClient::ever_useful() const { return impl_->was_useful; }
 TimePoint RendezvousClient::last_useful() const { return impl_->useful_at; }
+bool RendezvousClient::replaceable() const { return impl_->replaceable(); }
 TimePoint RendezvousClient::lease_end() const { return impl_->lease_end(); }
 std::string RendezvousClient::last_problem() const { return impl_->why(); }
 std::string RendezvousClient::server_address() const { return impl_->server; }

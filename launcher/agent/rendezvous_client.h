@@ -27,13 +27,14 @@ struct ClientEvents {
   std::function<void(Error)> on_hopeless;
   // last_useful(), disconnected_since(), server_is_embedded() or last_problem() may be others now.
   std::function<void()> on_link;
-  // Before the first connection: nobody listens at the endpoint. We might host it ourselves.
+  // Nobody listens at the endpoint, and nothing of ours was kept there (replaceable()): we might host it ourselves.
   std::function<void()> on_nobody_there;
 };
 
 struct ClientOptions {
   Endpoint endpoint;
-  rdzv::NodeInfo node;                             // address empty: our side of the connection
+  std::uint16_t ports = 1;  // it may be at any of so many ports from the endpoint's on; others may sit there too
+  rdzv::NodeInfo node;      // address empty: our side of the connection
   std::chrono::milliseconds read_timeout{60'000};  // from the first contact to something useful
   std::string waiting_hint;                        // added to what a waiting user hears
 };
@@ -80,6 +81,9 @@ class RendezvousClient {
   // nullopt: there is a connection on which something useful has come. Else since when there is none; before the first:
   // start().
   std::optional<TimePoint> disconnected_since() const;
+  // There is no connection, and what was there, if anything, was embedded in a launcher of another job: that does not
+  // come back for us.
+  bool replaceable() const;
   TimePoint lease_end() const;
   std::string last_problem() const;    // why there is no connection, or none of use
   std::string server_address() const;  // numeric, of the current or last connection; "" before the first

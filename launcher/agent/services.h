@@ -38,11 +38,19 @@ class RendezvousHost {
   virtual boost::asio::awaitable<void> drain(RunId run_id, std::chrono::milliseconds grace) = 0;
 };
 
+// Whose rendezvous an embedded one is.
+struct HostedFor {
+  RunId run_id;
+  bool only = false;  // others are refused: they look elsewhere
+};
+
 struct Services {
   std::function<Result<std::unique_ptr<WorkerStore>>(boost::asio::io_context&, Listener)> make_worker_store;
   // With the static backend the rendezvous port serves the worker store too (first byte decides). It is emptied by the
   // host between the end of the old round's last worker and the new round's assignments.
-  std::function<Result<std::unique_ptr<RendezvousHost>>(boost::asio::io_context&, Listener)> host_rendezvous;
+  std::function<Result<std::unique_ptr<RendezvousHost>>(boost::asio::io_context&, Listener, HostedFor)> host_rendezvous;
+  // Bound already, to be hosted on by the first that hosts: its port is known to other nodes. May be null.
+  std::shared_ptr<Listener> bound;
 };
 
 }  // namespace ddprun::launcher

@@ -20,7 +20,7 @@ Finding endpoint_finding(const Endpoint& endpoint) {
   finding.subject = "rendezvous " + endpoint.to_string();
   auto connected = tcp_connect_once(endpoint, SteadyClock::now() + std::chrono::seconds(2));
   if (connected) {
-    const bool here = is_loopback(endpoint.host) || endpoint.host == "localhost";
+    const bool here = is_loopback(endpoint.host);
     const auto holder = here ? port_holder(endpoint.port) : std::nullopt;
     finding.text = holder ? "served by " + *holder : std::string("somebody serves it");
   } else if (connected.error().code() == Errc::refused) {

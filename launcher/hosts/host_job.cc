@@ -59,12 +59,12 @@ void HostJob::dial_more(TimePoint now, Actions& out) {
 }
 
 void HostJob::over(std::size_t host, HostEnd end, TimePoint now, Actions& out) {
-  if (parties_[host].state == State::over) return;
+  if (parties_[host].state == State::over || finished_) return;  // what is hung up now was no host's fault
   const bool hang_up = end.kind != HostEnd::Kind::ended;
   parties_[host].state = State::over;
   ends_[host] = std::move(end);
+  ends_[host].order = over_++;
   if (hang_up) out.push_back({Do::hang_up, host, 0});
-  if (finished_) return;
   if (!started_) {
     dial_more(now, out);
     consider_start(now, out);
@@ -81,7 +81,7 @@ HostJob::Actions HostJob::on_hello(std::size_t host, const Hello& hello, TimePoi
          {HostEnd::Kind::no_start, exit_code::kUsage,
           fmt::format("the ddprun there is another version ({}), which this one does not understand",
                       hello.program_version),
-          ""},
+          "", 0},
          now, out);
     return out;
   }
@@ -121,7 +121,7 @@ void HostJob::consider_start(TimePoint now, Actions& out) {
 HostJob::Actions HostJob::on_end(std::size_t host, const End& end, TimePoint now) {
   Actions out;
   const bool began = parties_[host].state == State::started;  // else it ended before it was told anything
-  over(host, {began ? HostEnd::Kind::ended : HostEnd::Kind::no_start, end.code, end.sentence, end.report}, now, out);
+  over(host, {began ? HostEnd::Kind::ended : HostEnd::Kind::no_start, end.code, end.sentence, end.report, 0}, now, out);
   return out;
 }
 
@@ -130,7 +130,7 @@ void HostJob::on_heard(std::size_t host, TimePoint now) { parties_[host].heard =
 HostJob::Actions HostJob::on_shell_end(std::size_t host, std::string words, TimePoint now) {
   Actions out;
   const bool began = parties_[host].state == State::started;
-  over(host, {began ? HostEnd::Kind::lost : HostEnd::Kind::no_start, exit_code::kUnavailable, std::move(words), ""},
+  over(host, {began ? HostEnd::Kind::lost : HostEnd::Kind::no_start, exit_code::kUnavailable, std::move(words), "", 0},
        now, out);
   return out;
 }
@@ -189,14 +189,14 @@ HostJob::Actions HostJob::tick(TimePoint now) {
     if (party.state == State::dialling && now >= party.since + options_.start_timeout) {
       over(i,
            {HostEnd::Kind::no_start, exit_code::kUnavailable,
-            fmt::format("no ddprun answered within {:g} s", seconds(options_.start_timeout)), ""},
+            fmt::format("no ddprun answered within {:g} s", seconds(options_.start_timeout)), "", 0},
            now, out);
     } else if ((party.state == State::started || party.state == State::ready) &&
                now >= party.heard + options_.silence) {
       const bool began = party.state == State::started;
       over(i,
            {began ? HostEnd::Kind::lost : HostEnd::Kind::no_start, exit_code::kUnavailable,
-            fmt::format("silent for {:g} s (is it down, or the network cut?)", seconds(options_.silence)), ""},
+            fmt::format("silent for {:g} s (is it down, or the network cut?)", seconds(options_.silence)), "", 0},
            now, out);
     }
     if (finished_) return out;
@@ -208,7 +208,7 @@ HostJob::Actions HostJob::tick(TimePoint now) {
       if (parties_[i].state != State::started) continue;
       over(i,
            {HostEnd::Kind::lost, exit_code::kUnavailable,
-            "it did not end when it was told to; its processes end when they notice that this launcher is gone", ""},
+            "it did not end when it was told to; its processes end when they notice that this launcher is gone", "", 0},
            now, out);
     }
   }

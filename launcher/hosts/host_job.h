@@ -32,6 +32,7 @@ struct HostEnd {
   int code = 0;
   std::string words;   // a sentence without the host's name
   std::string report;  // of its ddprun, JSON; "" = none
+  int order = 0;       // in which the hosts came to their ends
 };
 
 // What the starting host does: who is called when, when the job begins, what a lost host means, and when it is over.
@@ -90,7 +91,7 @@ class HostJob {
   std::vector<Party> parties_;
   std::vector<HostEnd> ends_;
   bool started_ = false, finished_ = false;
-  int stopped_by_ = 0;
+  int stopped_by_ = 0, over_ = 0;
   std::optional<TimePoint> give_up_starting_at_, stop_at_, give_up_at_;
 };
 

@@ -9,12 +9,12 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <random>
 #include <system_error>
 #include <utility>
 
 #include "common/exit_code.h"
 #include "common/log.h"
+#include "common/system.h"
 #include "launcher/hosts/host_plan.h"
 #include "launcher/hosts/node.h"
 #include "launcher/hosts/remote_command.h"
@@ -45,10 +45,7 @@ Result<std::string> read_list(const std::string& path) {
   return text;
 }
 
-std::string new_run_id() {
-  std::random_device random;
-  return fmt::format("hosts-{:08x}{:08x}", random(), random());
-}
+std::string new_run_id() { return "hosts-" + random_hex(8); }
 
 int usage_error(const Error& error) {
   say("ddprun: " + usage_sentence(error.message()));
@@ -113,15 +110,16 @@ Result<hosts::StarterOptions> make_options(const OptionTable& table, const Parse
   out.job.first_serves = plan->first_serves;
   out.job.start_timeout = *start_timeout;
   out.job.silence = *silence;
-  out.job.patience = checked->shutdown_timeout;
+  out.job.patience = checked->supervision.shutdown_timeout;
   out.remote_shell = *std::move(shell);
   out.own_path = context.own_path;
-  out.ends_job = checked->signals_to_handle;
-  out.only_forward = checked->signals_to_forward;
+  out.ends_job = checked->supervision.signals_to_handle;
+  out.only_forward = checked->supervision.signals_to_forward;
   out.port = plan->port;
   // A relative path to us means the same there: the working directory is the same, too.
   const auto variables = passed_variables(own_environment(), parsed.texts("pass-env"));
-  const auto patience = checked->shutdown_timeout + std::chrono::seconds(10);  // its own first, and its last words
+  const auto patience =
+      checked->supervision.shutdown_timeout + std::chrono::seconds(10);  // its own first, and its last words
   out.order = [table = &table, parsed, plan = std::move(*plan), called = context.called, folder, variables, patience,
                silence = *silence](std::size_t host, const Endpoint& first) {
     hosts::Start order;
@@ -142,7 +140,10 @@ Result<hosts::StarterOptions> make_options(const OptionTable& table, const Parse
 int run_on_hosts(const OptionTable& table, const ParsedOptions& parsed, Flavour flavour, const HostsContext& context) {
   auto options = make_options(table, parsed, flavour, context);
   if (!options) return usage_error(options.error());
-  return hosts::start_on_hosts(std::move(*options), context.inherited);
+  const int code = hosts::start_on_hosts(std::move(*options), context.inherited);
+  const bool as_torchrun =
+      parsed.text("exit-code") == "torchrun" && code != exit_code::kOk && code != exit_code::kUsage;
+  return as_torchrun ? exit_code::kFailure : code;
 }
 
 bool is_node_call(int argc, char** argv) { return argc == 2 && argv[1] == kNodeWord; }

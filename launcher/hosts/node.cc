@@ -21,6 +21,7 @@
 #include "common/exit_code.h"
 #include "common/log.h"
 #include "common/options.h"
+#include "common/system.h"
 #include "common/tcp.h"
 #include "launcher/hosts/frames.h"
 #include "launcher/hosts/host_plan.h"
@@ -33,11 +34,6 @@ constexpr std::size_t kBacklog = 1 << 20;                    // to the starter; 
 constexpr std::chrono::milliseconds kOrderTimeout{300'000};  // until the starter says what to do; it has its own limits
 constexpr std::chrono::milliseconds kDrain{2000};            // for output of a launcher that has ended
 constexpr std::chrono::milliseconds kKillAgain{10'000};
-
-std::string own_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
 
 // Two shells that ended in one place have one of these.
 std::string identity() {
@@ -83,7 +79,7 @@ class Node {
     Hello hello;
     hello.program_version = version_text("ddprun");
     hello.program_version.resize(std::min(hello.program_version.find('\n'), hello.program_version.size()));
-    hello.host = own_name();
+    hello.host = host_name();
     hello.identity = identity();
     hello.address = address_reached();
     hello.port = free_port();

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,8 +13,10 @@
 
 #include "common/exit_code.h"
 #include "common/log.h"
+#include "common/lookup.h"
 #include "common/printable.h"
 #include "common/signal_names.h"
+#include "common/system.h"
 #include "common/tcp.h"
 #include "launcher/hosts/link.h"
 #include "launcher/hosts/pipes.h"
@@ -26,18 +29,10 @@ namespace {
 
 constexpr std::chrono::milliseconds kShellPatience{3000};  // for a shell whose node has ended, or is to
 constexpr std::chrono::milliseconds kConsolePatience{10'000};
-
-std::string own_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
+constexpr std::chrono::milliseconds kLookupPatience{3000};
 
 bool is_numeric(const std::string& host) {
   return host.find(':') != std::string::npos || host.find_first_not_of("0123456789.") == std::string::npos;
-}
-
-bool is_loopback_name(const std::string& host) {
-  return host == "localhost" || (is_numeric(host) && is_loopback(host));
 }
 
 class Starter {
@@ -128,7 +123,7 @@ class Starter {
     const Hello& hello = parties_.front().hello;
     first_.port = options_.port != 0 ? options_.port : hello.port;
     first_.host = host.address();
-    if (is_numeric(first_.host) && !is_loopback_name(first_.host)) return;
+    if (is_numeric(first_.host) && !is_loopback(first_.host)) return;
     if (!hello.address.empty()) {
       first_.host = hello.address;
     } else if (is_this_host(host)) {
@@ -139,8 +134,10 @@ class Starter {
       } else if (auto address = local_address_towards({other->address(), 22}); address && !is_loopback(*address)) {
         first_.host = *address;
       } else {
-        first_.host = own_name();
+        first_.host = host_name();
       }
+    } else if (!hello.host.empty() && !Lookup(first_.host).wait(SteadyClock::now() + kLookupPatience)) {
+      first_.host = hello.host;  // the list's name means something to the remote shell only
     }
   }
 
@@ -348,7 +345,7 @@ bool is_this_host(const Host& host) {
   const std::string name = host.address();
   if (name == "localhost") return true;
   if (!is_numeric(name)) {
-    const std::string own = own_name();
+    const std::string own = host_name();
     return name == own || own.starts_with(name + ".") || name.starts_with(own + ".");
   }
   ListenOptions options;
@@ -357,6 +354,12 @@ bool is_this_host(const Host& host) {
 }
 
 int start_on_hosts(StarterOptions options, const InheritedSignals& inherited) {
+  // Three pipes for each host. What is started gets the limit that we found.
+  rlimit descriptors{};
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) == 0 && descriptors.rlim_cur < descriptors.rlim_max) {
+    descriptors.rlim_cur = descriptors.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &descriptors);
+  }
   std::vector<int> numbers = options.ends_job;
   numbers.insert(numbers.end(), options.only_forward.begin(), options.only_forward.end());
   auto signals = SignalPipe::open(numbers, inherited);

@@ -162,20 +162,23 @@ Verdict give_verdict(const std::vector<std::string>& hosts, const std::vector<Ho
     return {exit_code::kUnavailable,
             say(fmt::format("the job on {} failed: lost {}{}", plural(hosts.size()), some(lost, "; "), also))};
   }
-  // No worker failed: a launcher could not do its part. The first in the list that says why.
+  // No worker failed: a launcher could not do its part, and the others followed. "Saved everywhere" (75) is an end,
+  // too; beside another one it is not the reason.
+  const HostEnd* first = nullptr;
+  for (const auto& end : ends) {
+    if (end.kind != Kind::ended || end.code == 0) continue;
+    const bool more = first != nullptr && first->code == exit_code::kResumeMe && end.code != exit_code::kResumeMe;
+    const bool less = first != nullptr && first->code != exit_code::kResumeMe && end.code == exit_code::kResumeMe;
+    if (first == nullptr || more || (!less && end.order < first->order)) first = &end;
+  }
   int code = exit_code::kUnavailable;
-  std::string why;
-  for (std::size_t i = 0; i < ends.size(); ++i) {
-    if (ends[i].kind != Kind::ended || ends[i].code == 0) continue;
-    const Told told = told_by(ends[i].report);
-    const std::string words = !ends[i].words.empty() ? ends[i].words : told.reason;
-    // "75 everywhere" without a signal of ours is saved, too; a mixture is what its worst part is.
-    if (why.empty() || (code == exit_code::kResumeMe && ends[i].code != exit_code::kResumeMe)) {
-      code = ends[i].code;
-      why = fmt::format(
-          "{}: {}", shown(hosts[i], told.host),
-          words.empty() ? fmt::format("its ddprun ended with exit code {}", ends[i].code) : one_line(words));
-    }
+  std::string why = "no host did its part";
+  if (first != nullptr) {
+    const Told told = told_by(first->report);
+    const std::string words = !first->words.empty() ? first->words : told.reason;
+    code = first->code;
+    why = fmt::format("{}: {}", shown(hosts[static_cast<std::size_t>(first - ends.data())], told.host),
+                      words.empty() ? fmt::format("its ddprun ended with exit code {}", code) : one_line(words));
   }
   return {code, say(fmt::format("the job on {} failed: {}{}", plural(hosts.size()), why, also))};
 }

@@ -21,7 +21,7 @@ class EventLog : public JobObserver {
  public:
   explicit EventLog(EventLogOptions options) : options_(std::move(options)), started_(SteadyClock::now()) {}
 
-  void on_round(const RoundContext& round, std::chrono::milliseconds took) override {
+  void on_round(const RankSlice& round, std::chrono::milliseconds took) override {
     round_ = round;
     if (options_.workers) {
       agent("RENDEZVOUS", took);
@@ -90,7 +90,7 @@ class EventLog : public JobObserver {
     const auto list = [](const Json& value) { return Json::array({value}); };  // as torch has it
     details["local_rank"] = list(worker.local_rank.value);
     details["role_rank"] = list(worker.role_rank);
-    details["role_world_size"] = list(worker.role_world_size);
+    details["role_world_size"] = list(worker.slice.role_world_size);
     details["exit_code"] = list(exit_code);
     details["worker_pid"] = list(pid);
     write(record(state, "WORKER", worker.rank.value, std::to_string(pid), error, details));
@@ -124,7 +124,7 @@ class EventLog : public JobObserver {
 
   EventLogOptions options_;
   TimePoint started_;
-  RoundContext round_;
+  RankSlice round_;
 };
 
 }  // namespace
@@ -133,7 +133,7 @@ std::unique_ptr<JobObserver> make_event_log(EventLogOptions options) {
   return std::make_unique<EventLog>(std::move(options));
 }
 
-void AttemptLog::on_round(const RoundContext& round, std::chrono::milliseconds) {
+void AttemptLog::on_round(const RankSlice& round, std::chrono::milliseconds) {
   close("workers were stopped for a new round");
   AttemptRecord record;
   record.restart_count = round.restart_count;

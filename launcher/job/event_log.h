@@ -17,7 +17,7 @@ namespace ddprun::launcher {
 // Hears of rounds, starts and ends. All on the launcher's one thread.
 class JobObserver : public WorkerGroupListener {
  public:
-  virtual void on_round(const RoundContext& round, std::chrono::milliseconds took) = 0;
+  virtual void on_round(const RankSlice& round, std::chrono::milliseconds took) = 0;
   void on_drained() override {}
   virtual void on_end(const JobOutcome& outcome) = 0;
 };
@@ -35,7 +35,7 @@ std::unique_ptr<JobObserver> make_event_log(EventLogOptions options);
 // Keeps one record an attempt, for the report.
 class AttemptLog : public JobObserver {
  public:
-  void on_round(const RoundContext& round, std::chrono::milliseconds took) override;
+  void on_round(const RankSlice& round, std::chrono::milliseconds took) override;
   void on_start(const WorkerEnv& worker, pid_t pid) override;
   void on_exit(const WorkerEnv& worker, const WorkerExit& exit) override;
   void on_end(const JobOutcome& outcome) override;

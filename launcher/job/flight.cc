@@ -11,8 +11,7 @@ std::int64_t now_ns() { return SteadyClock::now().time_since_epoch().count(); }
 
 }  // namespace
 
-void FlightObserver::on_round(const RoundContext& round, std::chrono::milliseconds) {
-  workers_ = round.local_world_size;
+void FlightObserver::on_round(const RankSlice&, std::chrono::milliseconds) {
   seen_failure_ = false;
   verdict_.clear();
 }

@@ -14,10 +14,13 @@ namespace ddprun::launcher {
 // an operator asks. Workers that do not use ddprun's collectives leave theirs empty and are passed over.
 class FlightObserver : public JobObserver {
  public:
-  // The group that the next rounds are run with; must outlive the rounds.
-  void watch(const WorkerGroup* group) { group_ = group; }
+  // The group that the next rounds are run with, and how many workers it has; must outlive the rounds.
+  void watch(const WorkerGroup* group, std::int64_t workers) {
+    group_ = group;
+    workers_ = workers;
+  }
 
-  void on_round(const RoundContext& round, std::chrono::milliseconds took) override;
+  void on_round(const RankSlice& round, std::chrono::milliseconds took) override;
   void on_start(const WorkerEnv&, pid_t) override {}
   void on_exit(const WorkerEnv& worker, const WorkerExit& exit) override;
   void on_end(const JobOutcome& outcome) override;

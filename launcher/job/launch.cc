@@ -22,6 +22,7 @@
 #include "common/log.h"
 #include "common/printable.h"
 #include "common/signal_names.h"
+#include "common/system.h"
 #include "launcher/agent/agent.h"
 #include "launcher/job/event_log.h"
 #include "launcher/job/flight.h"
@@ -46,28 +47,30 @@ namespace {
 
 namespace asio = boost::asio;
 
-AgentOptions agent_options(const LaunchOptions& options) {
+AgentOptions agent_options(const LaunchOptions& options, const LaunchContext& context) {
   AgentOptions out;
-  out.run_id = options.run_id;
+  out.endpoint_ports = context.endpoint_ports;
+  out.serve_own_run_only = context.serve_own_run_only;
+  out.run_id = options.rdzv.run_id;
   out.job = options.job;
-  out.standalone = options.local_job && options.endpoint.port == 0;
-  out.endpoint = options.endpoint;
-  out.is_host = options.conf.is_host;
-  out.nproc = options.nproc;
-  out.role = options.role;
-  out.node_rank = options.node_rank;
-  out.local_addr = options.local_addr;
-  out.master_port = options.master_port;
-  out.first_port = options.first_port;
-  out.last_port = options.last_port;
-  out.serve_worker_store = !options.workers_bind_master_port;
-  out.read_timeout = options.conf.read_timeout;
-  out.on_silence = options.conf.keep_on_silence ? OnSilence::keep : OnSilence::stop;
-  out.shutdown_timeout = options.shutdown_timeout;
-  out.restart_backoff = options.restart_backoff;
-  out.signal_groups = options.signal_group;
-  out.wait_for_helpers = options.leftovers == Leftovers::wait;
-  out.topology_key = options.topology_key;
+  out.standalone = options.rdzv.local_job && options.rdzv.endpoint.port == 0;
+  out.endpoint = options.rdzv.endpoint;
+  out.is_host = options.rdzv.conf.is_host;
+  out.nproc = options.node.nproc;
+  out.role = options.node.role;
+  out.node_rank = options.node.rank;
+  out.local_addr = options.node.address;
+  out.master_port = options.node.ports.master;
+  out.first_port = options.node.ports.first;
+  out.last_port = options.node.ports.last;
+  out.serve_worker_store = !options.workers.bind_master_port;
+  out.read_timeout = options.rdzv.conf.read_timeout;
+  out.on_silence = options.rdzv.conf.keep_on_silence ? OnSilence::keep : OnSilence::stop;
+  out.shutdown_timeout = options.supervision.shutdown_timeout;
+  out.restart_backoff = options.supervision.restart_backoff;
+  out.signal_groups = options.workers.signal_group;
+  out.wait_for_helpers = options.workers.leftovers == Leftovers::wait;
+  out.topology_key = options.node.topology_key;
   return out;
 }
 
@@ -81,7 +84,7 @@ void block_deadly_signals(const LaunchOptions& options, bool blocked) {
   sigset_t signals;
   ::sigemptyset(&signals);
   for (const int number : kDeadlySignals) ::sigaddset(&signals, number);
-  for (const auto* list : {&options.signals_to_handle, &options.signals_to_forward}) {
+  for (const auto* list : {&options.supervision.signals_to_handle, &options.supervision.signals_to_forward}) {
     for (const int number : *list) ::sigaddset(&signals, number);
   }
   ::pthread_sigmask(blocked ? SIG_BLOCK : SIG_UNBLOCK, &signals, nullptr);
@@ -89,7 +92,7 @@ void block_deadly_signals(const LaunchOptions& options, bool blocked) {
 
 void ignore_deadly_signals(const LaunchOptions& options) {
   for (const int number : kDeadlySignals) ::signal(number, SIG_IGN);
-  for (const auto* list : {&options.signals_to_handle, &options.signals_to_forward}) {
+  for (const auto* list : {&options.supervision.signals_to_handle, &options.supervision.signals_to_forward}) {
     for (const int number : *list) ::signal(number, SIG_IGN);
   }
 }
@@ -99,15 +102,15 @@ class Launch {
  public:
   Launch(LaunchOptions options, LaunchContext context)
       : options_(std::move(options)), context_(std::move(context)), own_console_(options_.output) {
-    report_.run_id = options_.run_id.value;
-    report_.entrypoint = options_.program;
+    report_.run_id = options_.rdzv.run_id.value;
+    report_.entrypoint = options_.program.name;
     report_.host = short_host_name();
   }
 
   int run() {
     // Somebody looks on: a job on this node that goes well needs no words. Where we wait for others they are needed.
-    const bool alone = options_.local_job && options_.job.nnodes_max == 1;
-    quiet_ = !options_.log_level_given && alone && ::isatty(STDERR_FILENO) == 1;
+    const bool alone = options_.rdzv.local_job && options_.job.nnodes_max == 1;
+    quiet_ = !options_.logs.level_given && alone && ::isatty(STDERR_FILENO) == 1;
     if (quiet_) log_set_level(LogLevel::warning);
     for (const auto& warning : options_.warnings) log_warning("{}", warning);
     for (const auto& note : options_.notes) log_info("{}", note);
@@ -125,16 +128,20 @@ class Launch {
     report_.entrypoint = program->entrypoint;
     report_.python = program->python;
     if (auto code = check_host()) return *code;
-    if (!options_.network_interface.empty() && options_.local_addr.empty() && !options_.local_job) {
-      options_.local_addr = interface_address(options_.network_interface).value_or("");
+    if (!options_.node.network_interface.empty() && options_.node.address.empty() && !options_.rdzv.local_job) {
+      options_.node.address = interface_address(options_.node.network_interface).value_or("");
     }
     if (auto bound = bind_to_cpus(); !bound) return fail(exit_code::kUsage, bound.error().message());
-    options_.local_rank_argument = choose_local_rank_argument(options_.local_rank_argument, program->script);
+    options_.program.local_rank_argument =
+        choose_local_rank_argument(options_.program.local_rank_argument, program->script);
     const auto budget = cpu_budget();
-    command_.emplace(options_, std::move(*program), environment_map(environ), budget.usable());
+    command_.emplace(options_, std::move(*program), environment_map(environ), budget.usable(),
+                     budget.usable() < budget.affinity);
     if (command_->omp_threads() > 0) {
-      log_info("OMP_NUM_THREADS={} for each of the {} workers: {}; set it yourself to change that",
-               command_->omp_threads(), options_.nproc, budget.text());
+      const std::string whose =
+          options_.node.nproc == 1 ? "the worker" : fmt::format("each of the {} workers", options_.node.nproc);
+      log_info("OMP_NUM_THREADS={} for {}: {}; set it yourself to change that", command_->omp_threads(), whose,
+               budget.text());
     }
     auto guard = Guard::start();
     if (!guard) return fail(exit_code::kFailure, guard.error().message());
@@ -150,7 +157,7 @@ class Launch {
                                            .message());
       }
     }
-    auto logs = LogTree::open(options_.logs.log_dir, options_.run_id.value, guard_,
+    auto logs = LogTree::open(options_.logs.log_dir, options_.rdzv.run_id.value, guard_,
                               options_.job.nnodes_max > 1 ? report_.host : "");
     if (!logs) return fail(exit_code::kUsage, logs.error().message());
     logs_ = *logs;
@@ -160,10 +167,10 @@ class Launch {
  private:
   Result<Program> find_program() const {
     ProgramRequest request;
-    request.program = options_.program;
-    request.module = options_.module;
-    request.no_python = options_.no_python;
-    request.run_path = options_.run_path;
+    request.program = options_.program.name;
+    request.module = options_.program.module;
+    request.no_python = options_.program.no_python;
+    request.run_path = options_.program.run_path;
     request.own_folder = context_.own_folder;
     request.called_folder = context_.called_folder;
     return resolve_program(request, disk_lookup(), process_environment());
@@ -181,13 +188,13 @@ class Launch {
   }
 
   Result<void> bind_to_cpus() {
-    if (options_.numa_binding.empty()) return {};
+    if (options_.workers.numa_binding.empty()) return {};
     NumaRequest request;
-    request.mode = options_.numa_binding;
-    request.workers = options_.nproc;
+    request.mode = options_.workers.numa_binding;
+    request.workers = options_.node.nproc;
     if (auto gpus = query_gpus()) {
       auto visible = process_environment()("CUDA_VISIBLE_DEVICES");
-      if (!options_.devices.empty()) visible = fmt::format("{}", fmt::join(options_.devices, ","));
+      if (!options_.workers.devices.empty()) visible = fmt::format("{}", fmt::join(options_.workers.devices, ","));
       for (const auto index : visible_gpus(*gpus, visible)) {
         request.gpu_nodes.push_back(numa_node_of((*gpus)[index].pci_bus_id));
       }
@@ -196,7 +203,8 @@ class Launch {
     if (!cpus) return std::move(cpus).error();
     cpus_ = std::move(*cpus);
     for (std::size_t i = 0; i < cpus_.size(); ++i) {
-      log_info("local rank {} runs on CPUs {} (--numa-binding={})", i, cpu_list(cpus_[i]), options_.numa_binding);
+      log_info("local rank {} runs on CPUs {} (--numa-binding={})", i, cpu_list(cpus_[i]),
+               options_.workers.numa_binding);
     }
     return {};
   }
@@ -206,17 +214,17 @@ class Launch {
     group.inherited = context_.inherited;
     group.output = options_.output;
     // A console that nobody reads must not hold up an end for longer than workers may.
-    group.output.console_patience =
-        std::clamp(options_.shutdown_timeout, std::chrono::milliseconds(1000), group.output.console_patience);
-    group.stdin_policy = options_.stdin_policy;
-    group.signal_scope = options_.signal_group ? SignalScope::group : SignalScope::worker;
-    group.leftovers = options_.leftovers;
-    group.leftover_times.asked = options_.shutdown_timeout;
+    group.output.console_patience = std::clamp(options_.supervision.shutdown_timeout, std::chrono::milliseconds(1000),
+                                               group.output.console_patience);
+    group.stdin_policy = options_.workers.stdin_policy;
+    group.signal_scope = options_.workers.signal_group ? SignalScope::group : SignalScope::worker;
+    group.leftovers = options_.workers.leftovers;
+    group.leftover_times.asked = options_.supervision.shutdown_timeout;
     group.guard = guard_;
     group.logs = logs_;
     group.recorder_bytes = kFlightBytes;
     auto workers = std::make_unique<WorkerGroup>(io, std::move(group));
-    flight_.watch(workers.get());
+    flight_.watch(workers.get(), options_.node.nproc);
     for (auto* observer : observers_) workers->add_listener(observer);
     return workers;
   }
@@ -225,50 +233,35 @@ class Launch {
     observers_.push_back(&attempts_);
     observers_.push_back(&flight_);
     observers_.push_back(&own_console_);
-    if (options_.events == LaunchOptions::Events::none) return;
+    if (options_.supervision.events == Supervision::Events::none) return;
     EventLogOptions events;
-    events.workers = options_.events == LaunchOptions::Events::console;
-    events.rendezvous = options_.events == LaunchOptions::Events::dynamic_rendezvous;
-    events.run_id = options_.run_id.value;
-    events.role = options_.role;
+    events.workers = options_.supervision.events == Supervision::Events::console;
+    events.rendezvous = options_.supervision.events == Supervision::Events::dynamic_rendezvous;
+    events.run_id = options_.rdzv.run_id.value;
+    events.role = options_.node.role;
     events.backend = to_word(options_.job.backend);
     events.entrypoint = report_.entrypoint;
-    std::array<char, 256> name{};
-    if (::gethostname(name.data(), name.size() - 1) == 0) events.host_name = name.data();
+    events.host_name = host_name();
     events.write = [](const std::string& line) { internal::write_stderr(line + "\n"); };
     event_log_ = make_event_log(std::move(events));
     observers_.push_back(event_log_.get());
   }
 
-  Result<std::vector<WorkerSpec>> make_specs(const RoundContext& round) {
+  Result<std::vector<WorkerSpec>> make_specs(const RankSlice& slice) {
     const auto now = SteadyClock::now();
     const auto took =
         std::chrono::duration_cast<std::chrono::milliseconds>(now - attempts_.ended_at().value_or(started_));
-    for (auto* observer : observers_) observer->on_round(round, took);
+    for (auto* observer : observers_) observer->on_round(slice, took);
     std::vector<WorkerSpec> specs;
-    for (std::int64_t i = 0; i < round.local_world_size; ++i) {
+    for (std::int64_t i = 0; i < options_.node.nproc; ++i) {
       WorkerSpec spec;
-      spec.env.rank = Rank(round.first_rank.value + i);
-      spec.env.local_rank = LocalRank(i);
-      spec.env.world_size = round.world_size;
-      spec.env.local_world_size = round.local_world_size;
-      spec.env.group_rank = round.group_rank;
-      spec.env.group_world_size = round.group_world_size;
-      spec.env.role_name = round.role;
-      spec.env.role_rank = round.first_role_rank + i;
-      spec.env.role_world_size = round.role_world_size;
-      spec.env.master = round.master;
-      spec.env.restart_count = round.restart_count;
-      spec.env.max_restarts = round.max_restarts;
-      spec.env.run_id = round.run_id;
-      spec.env.use_agent_store = !options_.workers_bind_master_port;
-      spec.env.round = round.round;
+      spec.env = command_->place(slice, LocalRank(i));
       auto environment = command_->environment(spec.env);
       if (!environment) return std::move(environment).error();
       spec.process.executable = command_->program().executable;
       spec.process.arguments = command_->arguments(LocalRank(i));
       spec.process.environment = environment_strings(*environment);
-      spec.process.limits = options_.limits;
+      spec.process.limits = options_.workers.limits;
       if (!cpus_.empty()) spec.process.cpus = cpus_[static_cast<std::size_t>(i)];
       specs.push_back(std::move(spec));
     }
@@ -278,7 +271,7 @@ class Launch {
   int supervise() {
     make_observers();
     auto outcome = run_job();
-    if (options_.workers_bind_master_port && options_.local_job &&
+    if (options_.workers.bind_master_port && options_.rdzv.local_job &&
         lost_master_port(outcome, SteadyClock::now() - started_)) {
       log_warning("somebody else took MASTER_PORT before worker 0 could bind it: once more with another port");
       outcome = run_job();
@@ -294,10 +287,10 @@ class Launch {
     block_deadly_signals(options_, false);
     AgentHooks hooks;
     hooks.make_group = [this, &io] { return make_group(io); };
-    hooks.make_specs = [this](const RoundContext& round) { return make_specs(round); };
+    hooks.make_specs = [this](const RankSlice& slice) { return make_specs(slice); };
     hooks.flight_record = [this](std::size_t max_bytes) { return flight_.pack(max_bytes); };
     hooks.workers_die_at = [this](std::optional<TimePoint> when) { guard_->kill_workers_at(when); };
-    Agent agent(io, agent_options(options_), context_.services, std::move(hooks));
+    Agent agent(io, agent_options(options_, context_), context_.services, std::move(hooks));
     std::optional<JobOutcome> outcome;
     std::exception_ptr failure;
     asio::co_spawn(io, agent.run(), [&](std::exception_ptr thrown, JobOutcome result) {
@@ -311,14 +304,14 @@ class Launch {
       if (thrown) failure = thrown;
     });
     io.run();
-    flight_.watch(nullptr);                        // the agent's group is gone
+    flight_.watch(nullptr, 0);                     // the agent's group is gone
     if (failure) std::rethrow_exception(failure);  // ours to mend: main() says so
     return std::move(*outcome);
   }
 
   // What was ignored when we started stays ignored (nohup).
   void listen(asio::signal_set& signals) {
-    for (const auto* list : {&options_.signals_to_handle, &options_.signals_to_forward}) {
+    for (const auto* list : {&options_.supervision.signals_to_handle, &options_.supervision.signals_to_forward}) {
       for (const int number : *list) {
         if (context_.inherited.ignored(number)) continue;
         boost::system::error_code error;
@@ -329,7 +322,7 @@ class Launch {
   }
 
   asio::awaitable<void> pass_signals_on(asio::signal_set& signals, Agent& agent) {
-    SignalPolicy policy(options_.signals_to_handle, options_.signals_to_forward);
+    SignalPolicy policy(options_.supervision.signals_to_handle, options_.supervision.signals_to_forward);
     while (true) {
       const auto [error, number] = co_await signals.async_wait(asio::as_tuple(asio::use_awaitable));
       if (error) co_return;
@@ -338,7 +331,7 @@ class Launch {
         case SignalPolicy::Action::stop:
           log_warning("{}: {}; workers that run get it and have {} s{}", name,
                       options_.job.nnodes_max > 1 ? "this node leaves the job" : "the job ends",
-                      options_.shutdown_timeout.count() / 1000.0,
+                      options_.supervision.shutdown_timeout.count() / 1000.0,
                       SignalPolicy::is_impatient(number) ? " (once more: they are killed at once)" : "");
           agent.stop(number);
           break;
@@ -383,7 +376,8 @@ class Launch {
 
   int last_word() {
     ignore_deadly_signals(options_);
-    if (options_.torchrun_exit_codes && report_.exit_code != exit_code::kOk && report_.exit_code != exit_code::kUsage) {
+    if (options_.supervision.torchrun_exit_codes && report_.exit_code != exit_code::kOk &&
+        report_.exit_code != exit_code::kUsage) {
       report_.exit_code = exit_code::kFailure;
     }
     const std::string text = report_.success ? earlier_attempts(report_) : to_text(report_);

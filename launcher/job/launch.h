@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "launcher/agent/services.h"
@@ -14,6 +15,8 @@ struct LaunchContext {
   std::string called_folder;  // that of the path that we were called by; "" = by a name in PATH
   InheritedSignals inherited;
   Services services;
+  std::uint16_t endpoint_ports = 1;  // an engine's rule for ports: AgentOptions
+  bool serve_own_run_only = false;
 };
 
 // Runs a job on this node from its checks to its last word; returns the exit code. Call once, from the main thread,

@@ -16,7 +16,7 @@ class OwnConsole : public JobObserver {
  public:
   explicit OwnConsole(OutputPolicy policy);
 
-  void on_round(const RoundContext&, std::chrono::milliseconds) override {}
+  void on_round(const RankSlice&, std::chrono::milliseconds) override {}
   void on_start(const WorkerEnv&, pid_t) override {}
   void on_exit(const WorkerEnv& worker, const WorkerExit& exit) override { ours_[exit.pid] = worker.rank; }
   void on_end(const JobOutcome&) override {}

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "common/options.h"
+#include "common/system.h"
 #include "common/unique_fd.h"
 
 namespace ddprun::launcher {
@@ -53,40 +54,19 @@ Result<void> write_special(const std::string& path, const std::string& text) {
   return write_all(fd.get(), text, path);
 }
 
-struct Beside {
-  std::string path;
-  struct stat status = {};  // by the clock of its file system
-
-  ~Beside() {
-    if (!path.empty()) ::unlink(path.c_str());
-  }
-};
-
-Result<void> write_beside(const std::string& path, const std::string& text, Beside& beside) {
-  beside.path = path + ".tmp." + std::to_string(::getpid());
-  const UniqueFd fd(::open(beside.path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (!fd) {
-    beside.path.clear();
-    return cannot_write(errno, path);
-  }
-  if (auto written = write_all(fd.get(), text, path); !written) return written;
-  if (::fstat(fd.get(), &beside.status) != 0) return cannot_write(errno, path);
-  return {};
-}
-
 std::chrono::nanoseconds modified(const struct stat& status) {
   return std::chrono::seconds(status.st_mtim.tv_sec) + std::chrono::nanoseconds(status.st_mtim.tv_nsec);
 }
 
 // Puts `beside` in the place of `path` unless what is there was written less than `age` before it. False: it was.
-Result<bool> take_place(const Beside& beside, const std::string& path, SteadyClock::duration age) {
+Result<bool> take_place(const FileBeside& beside, const std::string& path, SteadyClock::duration age) {
   for (int round = 0; round < 100; ++round) {
-    if (::link(beside.path.c_str(), path.c_str()) == 0) return true;
+    if (::link(beside.path().c_str(), path.c_str()) == 0) return true;
     if (errno != EEXIST) break;  // a file system without hard links
     const UniqueFd there(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
     struct stat status = {};
     if (!there || ::fstat(there.get(), &status) != 0) continue;
-    if (modified(status) > modified(beside.status) - age) return false;
+    if (modified(status) > modified(beside.status()) - age) return false;
     // Several nodes may find the same old one: one of them replaces it, the others then find that one's.
     if (::flock(there.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -94,10 +74,9 @@ Result<bool> take_place(const Beside& beside, const std::string& path, SteadyClo
     }
     struct stat now = {};
     if (::stat(path.c_str(), &now) != 0 || now.st_ino != status.st_ino || now.st_dev != status.st_dev) continue;
-    if (::rename(beside.path.c_str(), path.c_str()) != 0) return cannot_write(errno, path);
-    return true;
+    break;
   }
-  if (::rename(beside.path.c_str(), path.c_str()) != 0) return cannot_write(errno, path);
+  if (auto replaced = beside.replace(path); !replaced) return std::move(replaced).error();
   return true;
 }
 
@@ -134,17 +113,17 @@ Result<std::string> ReportFile::write(const std::string& text) const {
     if (auto written = write_special(path_, text); !written) return std::move(written).error();
     return path_;
   }
-  Beside beside;
-  if (auto written = write_beside(path_, text, beside); !written) return std::move(written).error();
+  auto beside = FileBeside::write(path_, text);
+  if (!beside) return std::move(beside).error();
   const auto age = SteadyClock::now() - since_;
   const std::string names[] = {path_, with_word(path_, host_),
                                with_word(path_, host_ + "." + std::to_string(::getpid()))};
   for (const auto& name : names) {
     if (!several_nodes_ || &name == &names[2]) {
-      if (::rename(beside.path.c_str(), name.c_str()) != 0) return cannot_write(errno, name);
+      if (auto replaced = beside->replace(name); !replaced) return std::move(replaced).error();
       return name;
     }
-    auto placed = take_place(beside, name, age);
+    auto placed = take_place(*beside, name, age);
     if (!placed) return std::move(placed).error();
     if (*placed) return name;
   }
@@ -153,10 +132,9 @@ Result<std::string> ReportFile::write(const std::string& text) const {
 
 Result<void> write_file(const std::string& path, const std::string& text) {
   if (is_special(path)) return write_special(path, text);
-  Beside beside;
-  if (auto written = write_beside(path, text, beside); !written) return written;
-  if (::rename(beside.path.c_str(), path.c_str()) != 0) return cannot_write(errno, path);
-  return {};
+  auto beside = FileBeside::write(path, text);
+  if (!beside) return std::move(beside).error();
+  return beside->replace(path);
 }
 
 bool hand_over_report(const std::string& json) {

@@ -11,6 +11,7 @@
 
 #include "common/clock.h"
 #include "common/rdzv_protocol.h"
+#include "common/signal_names.h"
 #include "common/types.h"
 #include "launcher/life/job_outcome.h"
 #include "launcher/life/node_options.h"
@@ -86,11 +87,10 @@ struct StartWorkers {  // answered by WorkersStarted or StartFailed
   rdzv::Assignment assignment;
   std::vector<LocalRank> workers;
 };
-enum class AskScope { worker, group };  // the worker process alone, or its whole process group
 struct AskToStop {
   LocalRank worker;
   int signal = 0;
-  AskScope scope = AskScope::worker;
+  SignalScope scope = SignalScope::worker;
 };
 struct Kill {
   LocalRank worker;

@@ -50,7 +50,7 @@ void NodeLife::begin_stop(Attempt attempt, Stop stop, TimePoint now) {
   if (running.empty()) {
     all_ended(stopping, now);
   } else if (stop.patience.count() > 0) {
-    const AskScope scope = options_.signal_groups ? AskScope::group : AskScope::worker;
+    const SignalScope scope = options_.signal_groups ? SignalScope::group : SignalScope::worker;
     for (const LocalRank worker : running) emit(AskToStop{worker, stop.signal, scope});
     if (options_.signal_groups) {
       stopping.step = Stopping::Step::group_asked;
@@ -169,7 +169,7 @@ void NodeLife::stop_again(Stopping& stopping, int signal, TimePoint now) {
     const bool ends_anyhow = stopping.verdict && std::holds_alternative<JobOutcome>(*stopping.verdict);
     if (!ends_anyhow) emit(TellLeave{"it was stopped with " + signal_name(signal)});
     if (signal != stopping.signal) {
-      const AskScope scope = options_.signal_groups ? AskScope::group : AskScope::worker;
+      const SignalScope scope = options_.signal_groups ? SignalScope::group : SignalScope::worker;
       for (const LocalRank worker : stopping.attempt.tally.running()) emit(AskToStop{worker, signal, scope});
     }
     if (stayed) stop_waiting(stopping, kSigTerm, now);  // a shell's background ignores SIGINT
@@ -194,7 +194,7 @@ void NodeLife::tick_stopping(Stopping& stopping, TimePoint now) {
   switch (stopping.step) {
     case Stopping::Step::asked:
       for (const LocalRank worker : stopping.attempt.tally.running()) {
-        emit(AskToStop{worker, stopping.signal, AskScope::group});
+        emit(AskToStop{worker, stopping.signal, SignalScope::group});
       }
       stopping.step = Stopping::Step::group_asked;
       stopping.deadline = stopping.kill_at;

@@ -6,21 +6,14 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <sstream>
 #include <vector>
 
+#include "common/system.h"
 #include "common/worker_env.h"
 
 namespace ddprun::launcher {
 namespace {
-
-std::string read_text(const std::string& path) {
-  std::ifstream in(path);
-  std::ostringstream out;
-  out << in.rdbuf();
-  return out.str();
-}
 
 void take_smaller(std::optional<double>& best, double value) {
   if (value > 0 && (!best || value < *best)) best = value;
@@ -71,6 +64,8 @@ std::string CpuBudget::text() const {
 }
 
 std::optional<std::int64_t> slurm_cpus(const EnvLookup& env) {
+  // Within an mpirun these are of the step that mpirun's own daemons are.
+  if (env("OMPI_COMM_WORLD_SIZE")) return std::nullopt;
   // "4", of a list like "4(x2),2" of several nodes the first.
   const auto number = [&env](const char* name) -> std::optional<std::int64_t> {
     const std::string text = env(name).value_or("");
@@ -99,7 +94,7 @@ std::optional<double> cgroup_cpu_quota(const std::string& proc_self_cgroup, cons
     if (controllers.empty()) {
       for (const auto& group : ancestors(path)) {
         for (const char* mount : {"", "/unified"}) {
-          std::istringstream in(read_text(cgroup_root + mount + group + "/cpu.max"));
+          std::istringstream in(read_small_file(cgroup_root + mount + group + "/cpu.max"));
           double quota = 0, period = 0;  // "max 100000" fails to parse: no limit
           if (in >> quota >> period && period > 0) take_smaller(best, quota / period);
         }
@@ -108,8 +103,8 @@ std::optional<double> cgroup_cpu_quota(const std::string& proc_self_cgroup, cons
       for (const auto& group : ancestors(path)) {
         for (const std::string& mount : {"/" + controllers, std::string("/cpu")}) {
           const std::string folder = cgroup_root + mount + group;
-          std::istringstream in(read_text(folder + "/cpu.cfs_quota_us") + " " +
-                                read_text(folder + "/cpu.cfs_period_us"));
+          std::istringstream in(read_small_file(folder + "/cpu.cfs_quota_us") + " " +
+                                read_small_file(folder + "/cpu.cfs_period_us"));
           double quota = 0, period = 0;  // -1 = no limit
           if (in >> quota >> period && quota > 0 && period > 0) take_smaller(best, quota / period);
         }
@@ -122,7 +117,7 @@ std::optional<double> cgroup_cpu_quota(const std::string& proc_self_cgroup, cons
 CpuBudget cpu_budget() {
   CpuBudget budget;
   budget.affinity = affinity_cpus();
-  budget.cgroup_quota = cgroup_cpu_quota(read_text("/proc/self/cgroup"), "/sys/fs/cgroup");
+  budget.cgroup_quota = cgroup_cpu_quota(read_small_file("/proc/self/cgroup"), "/sys/fs/cgroup");
   budget.slurm = slurm_cpus(process_environment());
   return budget;
 }

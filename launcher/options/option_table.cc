@@ -1,7 +1,11 @@
 #include "launcher/options/options.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <initializer_list>
+
+#include "launcher/options/rdzv_conf.h"
 
 // The flags of ddprun and ddprun-launch. One table: parsing, PET_* variables, --help and the README's list come from
 // it.
@@ -78,15 +82,15 @@ std::vector<OptionSpec> torchrun_options() {
            "how the nodes find each other"),
       text("rdzv-endpoint", "HOST[:PORT]", "", "PET_RDZV_ENDPOINT", "same",
            "where the rendezvous is served, by one of the nodes or by ddprun-rendezvous; default port 29400"),
-      text("rdzv-id", "NAME", "none", "PET_RDZV_ID", "better: an id that was given is kept in single-node mode too",
+      text("rdzv-id", "NAME", LaunchOptions().rdzv.run_id.value, "PET_RDZV_ID",
+           "better: an id that was given is kept in single-node mode too",
            "name of the job at the rendezvous; --standalone draws one"),
       text("rdzv-conf", "K=V,...", "", "PET_RDZV_CONF",
            "better: unknown keys are named in a warning, with the nearest known key; bad values are errors",
-           "join_timeout, last_call_timeout, close_timeout, keep_alive_interval, keep_alive_max_attempt, read_timeout, "
-           "is_host, timeout (static), on_silence=stop|keep"),
+           rdzv_conf_help()),
       flag("standalone", "PET_STANDALONE", "better: MASTER_ADDR is 127.0.0.1 and all listeners are on loopback",
            "one node with a rendezvous of its own on a free port"),
-      integer("max-restarts", "N", "0", "PET_MAX_RESTARTS", 0, kMany,
+      integer("max-restarts", "N", std::to_string(JobSettings().max_restarts), "PET_MAX_RESTARTS", 0, kMany,
               "better: one budget for the job, counted alike on every node",
               "how often the workers are started again after a failure"),
       text("monitor-interval", "SECONDS", "0.1", "PET_MONITOR_INTERVAL",
@@ -98,7 +102,7 @@ std::vector<OptionSpec> torchrun_options() {
       choice("event-log-handler", {"null", "console", "dynamic_rendezvous"}, "null", "PET_EVENT_LOG_HANDLER",
              "better: time stamps are real",
              "events as one JSON object a line on stderr: of workers (console) or of the rendezvous"),
-      text("role", "NAME", "default", "PET_ROLE", "same",
+      text("role", "NAME", LaunchOptions().node.role, "PET_ROLE", "same",
            "role of the workers: ROLE_NAME and the prefix of their lines"),
       short_name(flag("module", "PET_MODULE", "same", "run the program as a python module (python -u -m)"), 'm'),
       flag("no-python", "PET_NO_PYTHON", "same", "run the program as it is: a path, else looked up in PATH"),
@@ -141,9 +145,11 @@ std::vector<OptionSpec> torchrun_options() {
       text("signals-to-handle", "NAME,...", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "PET_SIGNALS_TO_HANDLE",
            "better: handled from the first moment on; the exit status is 128 + number",
            "signals that are passed to the workers and end the job"),
-      integer("shutdown-timeout", "SECONDS", "", "PET_SHUTDOWN_TIMEOUT", 0, kMany,
-              "better: honoured on every path (torchrun: on a signal only)",
-              "patience between the first signal and SIGKILL; also TORCH_ELASTIC_SHUTDOWN_TIMEOUT; default 30"),
+      integer(
+          "shutdown-timeout", "SECONDS", "", "PET_SHUTDOWN_TIMEOUT", 0, kMany,
+          "better: honoured on every path (torchrun: on a signal only)",
+          fmt::format("patience between the first signal and SIGKILL; also TORCH_ELASTIC_SHUTDOWN_TIMEOUT; default {}",
+                      LaunchOptions().supervision.shutdown_timeout.count() / 1000)),
       flag("virtual-local-rank", "PET_VIRTUAL_LOCAL_RANK", "same",
            "LOCAL_RANK=0 and one visible device for each worker"),
       choice("print-completion", {"bash", "zsh", "tcsh"}, "", "", "better: needs no extra package",
@@ -157,6 +163,11 @@ std::vector<OptionSpec> own_options() {
       text("devices", "LIST", "", "DDPRUN_DEVICES", "new: which GPUs are used",
            "GPUs of this node to use (CUDA_VISIBLE_DEVICES of every worker), as \"0,2,3\"; --nproc-per-node=gpu counts "
            "them"),
+      choice("engine", {"auto", "none", "slurm", "openmpi", "hydra"}, "auto", "DDPRUN_ENGINE",
+             "new: srun ddprun and mpirun -N 1 ddprun need no other option",
+             "whose words about nodes, ranks and the rendezvous count where an option is not given: those of srun, of "
+             "Open "
+             "MPI's mpirun or of MPICH's mpiexec; auto: of the one that started this; none: nobody's"),
       repeatable(text("env", "NAME=VALUE", "", "", "new: variables for the workers only",
                       "set a variable for the workers; may be given more than once")),
       text("stdin", "auto|first|all|none|N", "auto", "DDPRUN_STDIN",
@@ -178,8 +189,10 @@ std::vector<OptionSpec> own_options() {
           "job ends when they have ended; a stop signal ends them), keep (they are named and left running)"),
       text("restart-backoff", "SECONDS", "0", "DDPRUN_RESTART_BACKOFF", "new: pause before a restart",
            "pause before the first restart, doubled for each further one, at most 60 s"),
-      integer("crash-loop-limit", "N", "0", "DDPRUN_CRASH_LOOP_LIMIT", 0, 1e6, "new: stop hopeless restarts",
-              "end the job when N attempts in a row fail within 5 s of their start; 0: never"),
+      integer("crash-loop-limit", "N", std::to_string(JobSettings().crash_loop_limit), "DDPRUN_CRASH_LOOP_LIMIT", 0,
+              1e6, "new: stop hopeless restarts",
+              fmt::format("end the job when N attempts in a row fail within {} s of their start; 0: never",
+                          JobSettings().crash_loop_window.count() / 1000)),
       choice("exit-code", {"own", "torchrun"}, "own", "DDPRUN_EXIT_CODE", "new: meaningful exit codes",
              "own: the failed worker's code, 128 + signal, 69, 75, 78, 126, 127; torchrun: 0, 1 and 2 only"),
       text("report", "FILE", "", "DDPRUN_REPORT", "new: the last word as JSON",
@@ -238,6 +251,30 @@ std::vector<OptionSpec> legacy_options() {
   };
 }
 
+HelpLayout help_layout(const std::string& program, Flavour flavour) {
+  HelpLayout layout;
+  layout.examples = "  " + program + " train.py --lr 0.1                          one worker, as python train.py\n" +
+                    "  " + program + " --nproc-per-node=gpu train.py              one worker per GPU of this host\n" +
+                    "  " + program + " --nproc-per-node=8 --max-restarts=3 -m pkg.train\n" + "  " + program +
+                    " -H node1,node2 --nproc-per-node=8 train.py several hosts, by ssh\n" + "  " + program +
+                    " --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:29400 --rdzv-id=job7 "
+                    "train.py\n"
+                    "      the same command on each of four hosts; --nnodes=2:4 trains on with two\n" +
+                    (flavour == Flavour::launch
+                         ? ""
+                         : "  " + program + " --nproc-per-node=2 trainer --config train.yaml   ddprun's own trainer\n");
+  layout.groups = {
+      {"What is run", {"nproc-per-node", "module", "no-python", "env", "devices"}},
+      {"Several hosts",
+       {"nnodes", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "node-rank", "master-addr", "master-port", "hosts",
+        "hostfile", "standalone"}},
+      {"Failures", {"max-restarts", "restart-backoff", "shutdown-timeout", "report"}},
+      {"Output", {"log-dir", "redirects", "tee", "log-level"}},
+      {"Help", {"help", "help-all", "version", "print-completion"}},
+  };
+  return layout;
+}
+
 OptionTable make_table(Flavour flavour) {
   auto options = torchrun_options();
   for (auto& spec : own_options()) options.push_back(std::move(spec));
@@ -245,7 +282,8 @@ OptionTable make_table(Flavour flavour) {
     for (auto& spec : legacy_options()) options.push_back(std::move(spec));
   }
   const std::string program = flavour == Flavour::launch ? "ddprun-launch" : "ddprun";
-  return OptionTable(program, program + " [options] program [arguments]", std::move(options), RestPolicy::script_args);
+  return OptionTable(program, program + " [options] program [arguments]", std::move(options), RestPolicy::script_args,
+                     help_layout(program, flavour));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/job_settings.h"
+#include "common/log.h"
 #include "common/options.h"
 #include "common/result.h"
 #include "common/types.h"
@@ -29,10 +30,14 @@ struct LogOptions {
   std::string log_dir;         // as LogTree::open takes it: "" = temporary, "/dev/null" = no files at all
   std::string report_file;     // --report: the last word as JSON; "" = none
   std::string own_error_file;  // TORCHELASTIC_ERROR_FILE of the launcher itself; "" = none
+  LogLevel level = LogLevel::info;
+  bool level_given = false;
 };
 
 // ddprun-launch: how the script is told its local rank on its command line.
 enum class LocalRankArgument { none, hyphen, underscore, by_script };
+
+inline constexpr std::chrono::seconds kStaticJoinTimeout{900};  // torchrun's default of the static backend
 
 // What --rdzv-conf says beside JobSettings.
 struct RendezvousConf {
@@ -41,37 +46,42 @@ struct RendezvousConf {
   bool keep_on_silence = false;                    // on_silence=keep: workers run on when the rendezvous is silent
 };
 
-struct LaunchOptions {
-  Flavour flavour = Flavour::run;
-
-  // the job
-  JobSettings job;
-  std::int64_t nproc = 1;
-  std::string role = "default";
+// How the nodes find each other, and this one.
+struct RendezvousChoice {
   RunId run_id{"none"};
   Endpoint endpoint;       // port 0: this launcher serves it on a port of its choice (one node, or --standalone)
   bool local_job = false;  // one node and nobody else can join: all listeners on loopback, MASTER_ADDR 127.0.0.1
   RendezvousConf conf;
-  std::optional<std::int64_t> node_rank;     // given = hint (c10d) or the rank (static)
-  std::string local_addr;                    // "" = found out
-  std::optional<std::uint16_t> master_port;  // given by --master-port: the worker store of group rank 0 is served there
+};
+
+struct PortChoice {
+  std::uint16_t first = 0;  // range of the ports that we choose; 0, 0 = the kernel chooses
+  std::uint16_t last = 0;
+  std::optional<std::uint16_t> master;  // --master-port: the worker store of group rank 0 is served there
+};
+
+// This node, where it differs from the others.
+struct NodeChoice {
+  std::int64_t nproc = 1;
+  std::string role = "default";
+  std::optional<std::int64_t> rank;  // given = hint (c10d) or the rank (static)
+  std::string address;               // --local-addr; "" = found out
   std::string topology_key;
   std::string network_interface;  // "" = none named
-  bool preflight = true;
+  PortChoice ports;
+};
 
-  // ports that we choose: 0, 0 = the kernel chooses
-  std::uint16_t first_port = 0;
-  std::uint16_t last_port = 0;
-
-  // what is run
-  std::string program;
+// What is run.
+struct ProgramChoice {
+  std::string name;
   std::vector<std::string> arguments;
   bool module = false;
   bool no_python = false;
   bool run_path = false;
   LocalRankArgument local_rank_argument = LocalRankArgument::none;
+};
 
-  // workers
+struct WorkerChoices {
   std::vector<std::pair<std::string, std::string>> environment;  // --env and presets, in order; later wins
   std::vector<std::pair<int, std::uint64_t>> limits;             // RLIMIT_*, soft = hard
   std::vector<std::string> devices;                              // --devices; empty = as inherited
@@ -80,20 +90,29 @@ struct LaunchOptions {
   bool signal_group = false;  // --signal-scope=group
   Leftovers leftovers = Leftovers::end;
   StdinPolicy stdin_policy;
+  bool bind_master_port = false;  // TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as in torch
+};
 
-  // supervision
+struct Supervision {
   std::vector<int> signals_to_handle;   // end the job
   std::vector<int> signals_to_forward;  // pass on and go on (SIGUSR1, SIGUSR2 unless they are in the list above)
   std::chrono::milliseconds shutdown_timeout{30'000};
   std::chrono::milliseconds restart_backoff{0};  // before restart k: this x 2^(k-1), at most 60 s
-  bool workers_bind_master_port = false;         // TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as in torch
   bool torchrun_exit_codes = false;              // --exit-code=torchrun
   enum class Events { none, console, dynamic_rendezvous } events = Events::none;  // --event-log-handler
+};
 
+struct LaunchOptions {
+  Flavour flavour = Flavour::run;
+  JobSettings job;
+  RendezvousChoice rdzv;
+  NodeChoice node;
+  ProgramChoice program;
+  WorkerChoices workers;
+  Supervision supervision;
+  bool preflight = true;
   OutputPolicy output;
   LogOptions logs;
-  std::string log_level = "info";
-  bool log_level_given = false;
 
   // Things the user should hear once, before the start ("unknown --rdzv-conf key 'jion_timeout' ...").
   std::vector<std::string> warnings;

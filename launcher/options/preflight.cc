@@ -23,6 +23,7 @@
 #include "common/exit_code.h"
 #include "common/lookup.h"
 #include "common/options.h"
+#include "common/system.h"
 #include "common/tcp.h"
 #include "launcher/options/cpu_budget.h"
 #include "launcher/options/device.h"
@@ -124,20 +125,20 @@ class Judge {
       } else {
         add(Level::ok, "GPUs", "none: " + host_.gpu_problem);
       }
-      if (!options_.devices.empty()) {
+      if (!options_.workers.devices.empty()) {
         add(Level::warning, "GPUs",
             fmt::format("--devices={} only sets CUDA_VISIBLE_DEVICES here: no GPU of NVIDIA's is found",
-                        fmt::join(options_.devices, ",")));
+                        fmt::join(options_.workers.devices, ",")));
       }
       return;
     }
     std::int64_t usable = host_.visible_gpus.value_or(*host_.gpus);
     std::int64_t instances = host_.mig_instances;
-    if (!options_.devices.empty()) {
-      instances = mig_instances(options_.devices);
-      usable = std::min(*host_.gpus + instances, std::int64_t(options_.devices.size()));
+    if (!options_.workers.devices.empty()) {
+      instances = mig_instances(options_.workers.devices);
+      usable = std::min(*host_.gpus + instances, std::int64_t(options_.workers.devices.size()));
     }
-    for (const auto& device : options_.devices) {
+    for (const auto& device : options_.workers.devices) {
       const bool index = device.find_first_not_of("0123456789") == std::string::npos && device.size() < 10;
       if (index && std::stoll(device) >= *host_.gpus) {
         fail(exit_code::kUsage, "GPUs",
@@ -145,29 +146,29 @@ class Judge {
         return;
       }
     }
-    if (instances > 1 && !options_.virtual_local_rank && options_.nproc > usable - instances + 1) {
+    if (instances > 1 && !options_.workers.virtual_local_rank && options_.node.nproc > usable - instances + 1) {
       add(Level::warning, "GPUs",
           fmt::format("{} workers, but CUDA shows a process only one of the {} MIG instances that are listed; with "
                       "--virtual-local-rank each worker gets one of its own",
-                      options_.nproc, instances));
+                      options_.node.nproc, instances));
       return;
     }
-    if (usable > 0 && options_.nproc > usable) {
+    if (usable > 0 && options_.node.nproc > usable) {
       add(Level::warning, "GPUs",
           fmt::format("{} workers, but {} of this host's {} GPUs can be seen: a worker whose LOCAL_RANK is {} or more "
                       "finds no device (--nproc-per-node=gpu starts one worker for each)",
-                      options_.nproc, usable, *host_.gpus, usable));
+                      options_.node.nproc, usable, *host_.gpus, usable));
       return;
     }
     add(Level::ok, "GPUs", fmt::format("{} of {} can be seen", usable, *host_.gpus));
   }
 
   void cpus() {
-    if (options_.nproc > 1 && host_.usable_cpus == 1 && host_.online_cpus > 1) {
+    if (options_.node.nproc > 1 && host_.usable_cpus == 1 && host_.online_cpus > 1) {
       add(Level::warning, "CPUs",
           fmt::format("all {} workers share one of this host's {} CPUs: the affinity mask or the control group says so "
                       "(under Open MPI: mpirun --bind-to none; under Slurm: --cpus-per-task)",
-                      options_.nproc, host_.online_cpus));
+                      options_.node.nproc, host_.online_cpus));
       return;
     }
     add(Level::ok, "CPUs", fmt::format("{} of {} can be used", host_.usable_cpus, host_.online_cpus));
@@ -176,11 +177,11 @@ class Judge {
   // Three pipes or terminals, a pidfd, two log files and a recorder a worker; a connection to the store for each
   // worker of the job on the host of group rank 0.
   void open_files() {
-    const std::int64_t needed = 64 + options_.nproc * 8;
+    const std::int64_t needed = 64 + options_.node.nproc * 8;
     if (host_.open_files_soft < needed) {
       std::string text =
           fmt::format("the limit is {} (at most {}), about {} are needed for {} workers; raise it with ulimit -n",
-                      host_.open_files_soft, host_.open_files_hard, needed, options_.nproc);
+                      host_.open_files_soft, host_.open_files_hard, needed, options_.node.nproc);
       if (host_.open_files_hard < needed) {
         fail(exit_code::kPermanent, "open files", std::move(text));
       } else {
@@ -194,11 +195,12 @@ class Judge {
   // Threads count too, and a worker of PyTorch has a dozen before its first step.
   void processes() {
     const std::int64_t left = host_.processes_soft - host_.processes_in_use;
-    if (host_.processes_soft > 0 && left < options_.nproc * 12 + 16) {
+    if (host_.processes_soft > 0 && left < options_.node.nproc * 12 + 16) {
       add(Level::warning, "processes",
           fmt::format("the limit is {} processes and threads for this user, {} are there already and {} worker{} with "
                       "their threads are to be started; raise it with ulimit -u",
-                      host_.processes_soft, host_.processes_in_use, options_.nproc, options_.nproc == 1 ? "" : "s"));
+                      host_.processes_soft, host_.processes_in_use, options_.node.nproc,
+                      options_.node.nproc == 1 ? "" : "s"));
       return;
     }
     add(Level::ok, "processes",
@@ -219,14 +221,14 @@ class Judge {
       add(Level::warning, "shared memory", "/dev/shm is not there: NCCL and data loaders cannot share memory");
       return;
     }
-    if (options_.nproc > 1 && *host_.shm_size_bytes <= 64 * kMiB) {
+    if (options_.node.nproc > 1 && *host_.shm_size_bytes <= 64 * kMiB) {
       add(Level::warning, "shared memory",
           fmt::format("/dev/shm has {} (the default of containers): NCCL and data loaders with workers need more "
                       "(docker --shm-size=1g, Kubernetes: an emptyDir of medium Memory)",
                       megabytes(*host_.shm_size_bytes)));
       return;
     }
-    if (options_.nproc > 1 && host_.shm_free_bytes && *host_.shm_free_bytes < 64 * kMiB) {
+    if (options_.node.nproc > 1 && host_.shm_free_bytes && *host_.shm_free_bytes < 64 * kMiB) {
       add(Level::warning, "shared memory",
           fmt::format("/dev/shm has {}, of which {} are free: what jobs that were killed left may lie there "
                       "(ls -l /dev/shm)",
@@ -255,15 +257,15 @@ class Judge {
   }
 
   void interface() {
-    if (options_.network_interface.empty()) return;
+    if (options_.node.network_interface.empty()) return;
     const auto& all = host_.interfaces;
-    if (std::find(all.begin(), all.end(), options_.network_interface) == all.end()) {
+    if (std::find(all.begin(), all.end(), options_.node.network_interface) == all.end()) {
       fail(exit_code::kUsage, "network interface",
-           fmt::format("--network-interface: there is no '{}' here; there are {}", options_.network_interface,
+           fmt::format("--network-interface: there is no '{}' here; there are {}", options_.node.network_interface,
                        fmt::join(all, ", ")));
       return;
     }
-    add(Level::ok, "network interface", options_.network_interface);
+    add(Level::ok, "network interface", options_.node.network_interface);
   }
 
   // Limits of the shell that the workers inherit and that end them late, in the middle of the work.
@@ -295,7 +297,7 @@ class Judge {
   }
 
   void limits() {
-    for (const auto& [resource, value] : options_.limits) {
+    for (const auto& [resource, value] : options_.workers.limits) {
       if (resource == RLIMIT_AS && host_.gpus.value_or(0) > 0) {
         add(Level::warning, "worker limits",
             "--worker-limit: CUDA reserves far more address space than it uses; a worker with an address-space limit "
@@ -367,8 +369,7 @@ HostState look_around(const std::string& log_dir) {
     host.shm_size_bytes = static_cast<std::uint64_t>(shm.f_blocks) * shm.f_frsize;
     host.shm_free_bytes = static_cast<std::uint64_t>(shm.f_bavail) * shm.f_frsize;
   }
-  std::array<char, 256> name{};
-  if (::gethostname(name.data(), name.size() - 1) == 0) host.host_name = name.data();
+  host.host_name = host_name();
   host.interfaces = interface_names();
   return host;
 }
@@ -385,7 +386,7 @@ std::vector<Finding> doctor(const std::string& log_dir) {
   HostState host = look_around(log_dir);
   host.host_addresses = addresses_of(host.host_name);
   const std::int64_t visible = host.visible_gpus.value_or(0);
-  options.nproc = visible > 0 ? visible : 2;
+  options.node.nproc = visible > 0 ? visible : 2;
   auto findings = judge(host, options, true);
   if (log_dir.empty() || log_dir == "/dev/null") return findings;
   if (auto usable = LogTree::try_out(log_dir); !usable) {

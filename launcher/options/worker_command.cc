@@ -49,24 +49,30 @@ std::vector<std::string> environment_strings(const EnvironmentMap& environment) 
 }
 
 WorkerCommand::WorkerCommand(const LaunchOptions& options, Program program, EnvironmentMap inherited,
-                             std::int64_t usable_cpus)
-    : after_program_(options.arguments),
-      local_rank_argument_(options.local_rank_argument),
+                             std::int64_t usable_cpus, bool fewer_than_seen)
+    : after_program_(options.program.arguments),
+      local_rank_argument_(options.program.local_rank_argument),
       program_(std::move(program)),
       base_(std::move(inherited)),
-      virtual_local_rank_(options.virtual_local_rank) {
-  if (options.nproc > 1 && !base_.contains("OMP_NUM_THREADS")) {
-    omp_threads_ = threads_per_worker(usable_cpus, options.nproc);
+      virtual_local_rank_(options.workers.virtual_local_rank) {
+  everybody_.local_world_size = options.node.nproc;
+  everybody_.role_name = options.node.role;
+  everybody_.max_restarts = options.job.max_restarts;
+  everybody_.run_id = options.rdzv.run_id;
+  everybody_.use_agent_store = !options.workers.bind_master_port;
+  if ((options.node.nproc > 1 || fewer_than_seen) && !base_.contains("OMP_NUM_THREADS")) {
+    omp_threads_ = threads_per_worker(usable_cpus, options.node.nproc);
     base_["OMP_NUM_THREADS"] = std::to_string(omp_threads_);
   }
   base_.try_emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
-  base_["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signal_list(options.signals_to_handle);
+  base_["TORCHELASTIC_SIGNALS_TO_HANDLE"] = signal_list(options.supervision.signals_to_handle);
   if (program_.wants_unbuffered) base_.try_emplace("PYTHONUNBUFFERED", "1");
-  if (!options.devices.empty()) base_["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(options.devices, ","));
+  if (!options.workers.devices.empty())
+    base_["CUDA_VISIBLE_DEVICES"] = fmt::format("{}", fmt::join(options.workers.devices, ","));
   // The recorder's descriptor is ours to hand out: one of an outer launcher means nothing to our workers.
   base_.erase("DDPRUN_RECORDER_FD");
   base_.erase("DDPRUN_HOST_REPORT_FD");
-  for (const auto& [name, value] : options.environment) base_[name] = value;
+  for (const auto& [name, value] : options.workers.environment) base_[name] = value;
 }
 
 std::vector<std::string> WorkerCommand::arguments(LocalRank local_rank) const {

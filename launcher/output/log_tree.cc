@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <random>
 #include <system_error>
 
 #include "common/log.h"
+#include "common/system.h"
 #include "common/unique_fd.h"
 
 namespace ddprun::launcher {
@@ -28,14 +28,6 @@ std::string folder_name(const std::string& run_id) {
   return name == "." || name == ".." || name.empty() ? "_" : name;
 }
 
-std::string random_suffix() {
-  static constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyz0123456789_";
-  std::random_device random;
-  std::string suffix;
-  for (int i = 0; i < 8; ++i) suffix += kLetters[random() % kLetters.size()];
-  return suffix;
-}
-
 }  // namespace
 
 void remove_tree(const std::string& path) {
@@ -46,7 +38,7 @@ void remove_tree(const std::string& path) {
 Result<void> LogTree::make_root(const std::string& parent, const std::string& run_id, const std::string& host) {
   const std::string start = parent + "/" + folder_name(run_id) + "_" + (host.empty() ? "" : folder_name(host) + "_");
   for (int attempt = 0; attempt < 100; ++attempt) {
-    const std::string path = start + random_suffix();
+    const std::string path = start + random_hex(4);
     if (::mkdir(path.c_str(), 0777) == 0) {
       root_ = path;
       return {};
@@ -129,7 +121,7 @@ Result<AttemptFolder> LogTree::begin_attempt(std::int64_t restart_count, Round r
     // The guard is told first, so that a kill in between leaves nothing behind.
     int error = EEXIST;
     for (int again = 0; root_.empty() && error == EEXIST && again < 100; ++again) {
-      const std::string path = parent + "/ddprun_" + random_suffix();
+      const std::string path = parent + "/ddprun_" + random_hex(4);
       if (keeper_ && temporary_) keeper_->add_folder(path);
       if (::mkdir(path.c_str(), 0700) == 0) {
         root_ = path;

@@ -11,27 +11,14 @@
 #include <charconv>
 #include <chrono>
 #include <memory>
-#include <random>
 #include <thread>
 
 #include "common/check.h"
+#include "common/system.h"
 #include "common/unique_fd.h"
 
 namespace ddprun::launcher {
 namespace {
-
-std::string read_small_file(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::string text;
-  if (!fd) return text;
-  char buffer[4096];
-  while (true) {
-    const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return text;
-    text.append(buffer, static_cast<std::size_t>(n));
-  }
-}
 
 std::optional<pid_t> to_pid(std::string_view text) {
   pid_t pid = 0;
@@ -198,13 +185,7 @@ void signal_if_same(const std::string& proc_root, pid_t pid, unsigned long long 
   ::kill(pid, signal);
 }
 
-std::string make_job_token() {
-  static constexpr std::string_view kDigits = "0123456789abcdef";
-  std::random_device random;
-  std::string value = "DDPRUN_JOB_TOKEN=" + std::to_string(::getpid()) + ".";
-  for (int i = 0; i < 16; ++i) value += kDigits[random() % kDigits.size()];
-  return value;
-}
+std::string make_job_token() { return "DDPRUN_JOB_TOKEN=" + std::to_string(::getpid()) + "." + random_hex(8); }
 
 std::vector<pid_t> find_processes(const std::string& proc_root, const std::set<pid_t>& sessions,
                                   std::string_view token) {

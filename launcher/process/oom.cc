@@ -7,19 +7,13 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <fstream>
 #include <sstream>
 #include <string_view>
 
+#include "common/system.h"
+
 namespace ddprun::launcher {
 namespace {
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 // The number after `key` in lines "key number".
 std::optional<std::uint64_t> number_of(const std::string& text, std::string_view key) {
@@ -76,7 +70,7 @@ void OomWatch::read_kernel_log() {
 }
 
 OomWatch::Group OomWatch::locate(const std::string& pid) const {
-  std::istringstream lines(read_text(proc_root_ + "/" + pid + "/cgroup"));
+  std::istringstream lines(read_small_file(proc_root_ + "/" + pid + "/cgroup"));
   Group v1, v2;
   for (std::string line; std::getline(lines, line);) {
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
@@ -110,11 +104,11 @@ OomWatch::Group OomWatch::locate(const std::string& pid) const {
 
 std::optional<std::uint64_t> OomWatch::kills(const Group& group) const {
   if (group.folder.empty()) return std::nullopt;
-  return number_of(read_text(group.folder + (group.v2 ? "/memory.events" : "/memory.oom_control")), "oom_kill");
+  return number_of(read_small_file(group.folder + (group.v2 ? "/memory.events" : "/memory.oom_control")), "oom_kill");
 }
 
 std::optional<std::uint64_t> OomWatch::kills_of_host() const {
-  return number_of(read_text(proc_root_ + "/vmstat"), "oom_kill");
+  return number_of(read_small_file(proc_root_ + "/vmstat"), "oom_kill");
 }
 
 std::string OomWatch::limit_text(const Group& group) const {
@@ -123,13 +117,13 @@ std::string OomWatch::limit_text(const Group& group) const {
     // The nearest limit on the way up.
     for (std::string folder = group.folder; folder.size() >= cgroup_root_.size() && !limit;
          folder.erase(folder.rfind('/'))) {
-      std::istringstream text(read_text(folder + "/memory.max"));
+      std::istringstream text(read_small_file(folder + "/memory.max"));
       std::uint64_t value;
       if (text >> value) limit = value;
       if (folder.find('/') == std::string::npos) break;
     }
   } else {
-    limit = number_of(read_text(group.folder + "/memory.stat"), "hierarchical_memory_limit");
+    limit = number_of(read_small_file(group.folder + "/memory.stat"), "hierarchical_memory_limit");
     if (limit && *limit >= (1ULL << 62)) limit.reset();
   }
   if (!limit) return "";

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "common/system.h"
 #include "launcher/output/error_file.h"
 #include "launcher/process/kill_tree.h"
 #include "launcher/process/limits.h"
@@ -209,7 +210,8 @@ Result<void> WorkerGroup::start_all(std::vector<WorkerSpec> specs) {
       options_.logs->keep();  // the only copy of what is redirected
     }
     const WorkerEnv& env = specs.front().env;
-    auto made = options_.logs->begin_attempt(env.restart_count, env.round, static_cast<std::int64_t>(specs.size()));
+    auto made =
+        options_.logs->begin_attempt(env.slice.restart_count, env.slice.round, static_cast<std::int64_t>(specs.size()));
     if (!made) return std::move(made).error();
     folder = *std::move(made);
     if (!options_.logs->temporary() && !folder.path.empty()) log_info("logs of this attempt: {}", folder.path);

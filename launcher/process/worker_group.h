@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "common/result.h"
+#include "common/signal_names.h"
 #include "common/unique_fd.h"
 #include "common/worker_env.h"
 #include "launcher/output/log_tree.h"
@@ -61,8 +62,6 @@ struct WorkerEvidence {
   std::string out_of_memory_detail;     // "limit 64 MiB of control group /job7"; "" when not known
   bool last_lines_are_stdout = false;
 };
-
-enum class SignalScope { worker, group };  // the worker process alone, or its whole process group
 
 // SIGKILL does not reach a process in the kernel (state D): then it is left behind.
 inline constexpr std::chrono::seconds kWorkerKillLimit{30};

@@ -36,13 +36,6 @@ StdinPolicy::Source stdin_source() {
 
 }  // namespace
 
-std::string short_host_name() {
-  char name[256] = {};
-  if (::gethostname(name, sizeof name - 1) != 0) return "localhost";
-  const std::string full = name;
-  return full.substr(0, full.find('.'));
-}
-
 std::vector<std::string> WorkerStdio::Side::last_lines(std::size_t count) const {
   if (direct_path.empty()) {
     return launcher::last_lines(recent, count, recent.size() >= OutputHub::kRecentBytes);

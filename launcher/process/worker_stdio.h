@@ -51,6 +51,4 @@ class AttemptStdio {
   std::shared_ptr<LineFilter> stdout_filter_, stderr_filter_;
 };
 
-std::string short_host_name();
-
 }  // namespace ddprun::launcher

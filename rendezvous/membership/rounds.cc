@@ -13,12 +13,6 @@ namespace ddprun::rendezvous {
 
 using rdzv::MemberState;
 
-namespace {
-
-bool is_loopback_text(std::string_view address) { return address.starts_with("127.") || address == "::1"; }
-
-}  // namespace
-
 void Membership::begin_restart(const std::string& reason, TimePoint now, Actions& out) {
   phase_ = Phase::forming;
   reforming_ = true;
@@ -138,7 +132,7 @@ void Membership::form(TimePoint now, Actions& out) {
   for (const Node* node : chosen) {
     role_sizes[node->info.role] += node->info.nproc;
     world_size_ += node->info.nproc;
-    all_loopback = all_loopback && is_loopback_text(node->info.address);
+    all_loopback = all_loopback && is_loopback(node->info.address);
   }
   group_world_size_ = static_cast<std::int64_t>(chosen.size());
   round_ = Round(std::max(round_, highest_round_).value + 1);
@@ -152,7 +146,7 @@ void Membership::form(TimePoint now, Actions& out) {
 
   const Node& first = *chosen[order.front()];
   Endpoint master{first.info.address, first.info.worker_store_port};
-  if (is_loopback_text(master.host) && !all_loopback && !own_address_.empty()) master.host = own_address_;
+  if (is_loopback(master.host) && !all_loopback && !own_address_.empty()) master.host = own_address_;
 
   std::map<std::string_view, std::int64_t> role_ranks;
   std::int64_t next_rank = 0;

@@ -115,7 +115,7 @@ void AgentServer::on_agent(AgentConnection& connection, rdzv::AgentMessage messa
 // from.
 void AgentServer::correct_address(const AgentConnection& connection, rdzv::NodeInfo& node) {
   if (connection.peer_is_loopback() || connection.peer_address().empty()) return;
-  if (node.address == "localhost" || is_loopback(node.address)) node.address = connection.peer_address();
+  if (is_loopback(node.address)) node.address = connection.peer_address();
 }
 
 // The connection speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is
@@ -125,6 +125,10 @@ Job* AgentServer::introduce(AgentConnection& connection, const rdzv::NodeInfo& n
     log_warning("agent {}: one connection speaks for {} and {}: connection closed", connection.peer(),
                 connection.node_id.value, node.node_id.value);
     connection.close("it speaks for two nodes");
+    return nullptr;
+  }
+  if (only_ && node.run_id != *only_) {
+    connection.close("it is of another job than the one that is served here");
     return nullptr;
   }
   Job& job = runner_.job_of(node.run_id);

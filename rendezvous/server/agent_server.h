@@ -3,8 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "common/rdzv_protocol.h"
 #include "rendezvous/net/acceptor.h"
@@ -19,9 +21,11 @@ namespace ddprun::rendezvous {
 // the admin service.
 class AgentServer : public std::enable_shared_from_this<AgentServer> {
  public:
-  // `acceptor` and `runner` outlive it. `greeting`: "daemon" or "embedded".
+  // `acceptor` and `runner` outlive it. `greeting`: "daemon", or rdzv::embedded_greeting().
   AgentServer(Acceptor& acceptor, JobRunner& runner, std::shared_ptr<AdminService> admin, std::string greeting);
   void start();
+  // Nodes of other jobs are sent away.
+  void serve_only(RunId run_id) { only_ = std::move(run_id); }
 
   // To all agents; then their connections close, within a second also for one that does not read. Nobody new is taken.
   void say_goodbye(const rdzv::Shutdown& goodbye);
@@ -44,6 +48,7 @@ class AgentServer : public std::enable_shared_from_this<AgentServer> {
   JobRunner& runner_;
   const std::shared_ptr<AdminService> admin_;
   const std::string greeting_;
+  std::optional<RunId> only_;
   std::unordered_map<AgentConnection*, std::shared_ptr<AgentConnection>> connections_;
   std::uint64_t accepted_ = 0;
   std::uint64_t refused_count_ = 0;

@@ -5,6 +5,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <utility>
 
+#include "common/rdzv_greeting.h"
 #include "rendezvous/net/acceptor.h"
 #include "rendezvous/server/admin_service.h"
 #include "rendezvous/server/agent_server.h"
@@ -23,6 +24,11 @@ Strangers::Limits limits_of(const ServerOptions& options) {
   return limits;
 }
 
+// Agents of other jobs hear whose this is: it ends with that job, and may be for nobody else.
+std::string greeting_of(const ServerOptions& options) {
+  return options.embedded ? rdzv::embedded_greeting(options.hosted_for, options.own_run_only) : "daemon";
+}
+
 }  // namespace
 
 // The acceptor feeds the store and the agents side by side; both are gone before it.
@@ -35,7 +41,8 @@ struct RendezvousServer::Impl {
         admin(std::make_shared<AdminService>(
             context, runner->jobs(), options.token,
             [this](Job& job, Actions actions, TimePoint now) { runner->apply(job, std::move(actions), now); })),
-        agents(std::make_shared<AgentServer>(acceptor, *runner, admin, options.embedded ? "embedded" : "daemon")) {
+        agents(std::make_shared<AgentServer>(acceptor, *runner, admin, greeting_of(options))) {
+    if (options.own_run_only) agents->serve_only(options.hosted_for);
     agents->start();
     runner->start(std::move(options.state_file), options.worlds);
   }

@@ -20,8 +20,10 @@
 namespace ddprun::rendezvous {
 
 struct ServerOptions {
-  bool embedded = false;  // in a launcher: dies with it; agents are told
-  std::string token;      // lets operators of other hosts drain and stop; "" = loopback only
+  bool embedded = false;      // in a launcher: dies with it; agents are told
+  RunId hosted_for;           // embedded: whose job; "" = not said
+  bool own_run_only = false;  // and nobody else's
+  std::string token;          // lets operators of other hosts drain and stop; "" = loopback only
   StoreServerOptions store;
   std::shared_ptr<const StateFile> state_file;  // kept up to date with the worlds that may live; may be null
   std::vector<KnownWorld> worlds;               // that an earlier daemon knew

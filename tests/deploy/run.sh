@@ -41,7 +41,7 @@ if [ "$(cat "$venv/wanted" 2>/dev/null)" != "$wanted" ] && ! make_venv; then
 fi
 exec 9>&-
 
-[ $# -gt 0 ] || set -- check_kubernetes.py pod_test.py readme_test.py
+[ $# -gt 0 ] || set -- check_kubernetes.py pod_test.py podman_test.py readme_test.py
 passed=0 failed=0 skipped=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

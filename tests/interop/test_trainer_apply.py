@@ -11,8 +11,9 @@ TOKENS = 24
 class TrainerApply(InteropTest):
     def greedy(self, model):
         import torch
-        out = model.eval().generate(torch.tensor([PROMPT]), max_new_tokens=TOKENS, do_sample=False, pad_token_id=0,
-                                    eos_token_id=None)
+        prompt = torch.tensor([PROMPT])  # it has a 0, which without a mask would be taken for padding
+        out = model.eval().generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=TOKENS,
+                                    do_sample=False, pad_token_id=0, eos_token_id=None)
         return out[0, len(PROMPT):].tolist()
 
     def ours(self, weights):

@@ -2,7 +2,10 @@
 import os
 import pathlib
 import re
+import signal
+import socket
 import subprocess
+import tempfile
 import unittest
 
 BUILD = pathlib.Path(os.environ["DDPRUN_BUILD_DIR"])
@@ -42,3 +45,22 @@ class Programs(unittest.TestCase):
         version = re.search(r"project\(ddprun VERSION ([0-9.]+)", text)[1]
         for name in (*ALONE, "trainer"):
             self.assertIn(f"{name} {version}\n", output(BUILD / name, "--version"))
+
+    def test_the_daemon_tells_systemds_watchdog_that_it_lives(self):
+        with tempfile.TemporaryDirectory(prefix="ddprun-watchdog-") as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.bind(folder + "/notify")
+            systemd.settimeout(60)
+            env = {**os.environ, "NOTIFY_SOCKET": folder + "/notify", "WATCHDOG_USEC": "100000"}
+            daemon = subprocess.Popen([BUILD / "ddprun-rendezvous", "--port", "0"], env=env, stderr=subprocess.DEVNULL)
+            try:
+                self.assertEqual(systemd.recv(100), b"READY=1")
+                self.assertEqual([systemd.recv(100) for _ in range(3)], [b"WATCHDOG=1"] * 3)
+                daemon.send_signal(signal.SIGHUP)
+                said = b"WATCHDOG=1"
+                while said == b"WATCHDOG=1":
+                    said = systemd.recv(100)
+                self.assertEqual(said, b"STOPPING=1")
+                self.assertEqual(daemon.wait(60), 0)
+            finally:
+                daemon.kill()
+                daemon.wait()

@@ -101,6 +101,20 @@ class Wheel(unittest.TestCase):
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertIn("finished after step 4", run.stdout)
 
+    def test_gpu_backend_finds_pips_libraries(self):
+        backend = self.dir / "venv/libexec/ddprun/libddprun_cuda.so"
+        if not backend.exists():
+            self.skipTest("this wheel was built without CUDA")
+        packages = glob.glob(str(TORCH / "lib/python3*/site-packages/nvidia"))
+        if not packages:
+            self.skipTest("pip's NVIDIA libraries are not installed (tests/interop/run.sh does that)")
+        own = pathlib.Path(glob.glob(str(self.dir / "venv/lib/python3*/site-packages"))[0])
+        (own / "nvidia").symlink_to(packages[0])
+        loaded = self.run_here("ldd", backend).stdout
+        self.assertNotIn("not found", loaded)
+        for name in ("libcublasLt.so.13", "libcudnn.so.9", "libnccl.so.2", "libcudart.so.13"):
+            self.assertRegex(loaded, f"{name.replace('.', '[.]')} => {re.escape(str(self.dir))}/venv/")
+
     def test_uninstall_leaves_nothing(self):
         other = self.dir / "other"
         subprocess.run([sys.executable, "-m", "venv", other], check=True, timeout=LIMIT)

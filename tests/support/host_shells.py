@@ -33,8 +33,9 @@ class HostShells(OnHosts):
         return ",".join(self.hosts.ip(i) + (f":{slots}" if slots else "") for i in hosts)
 
     def starter(self, *words, on=4, name="starter", rsh=None, prefix=(), **env):
+        """on: the host that it runs on; None: this machine itself."""
         return self.start(name, BIN / "ddprun", f"--rsh={rsh or self.rsh}", *words,
-                          prefix=(*prefix, *self.hosts.on(on)), **env)
+                          prefix=(*(self.hosts.on(on) if on else ()), *prefix), **env)
 
     def worker_words(self):
         return ("--no-python", "python3", self.dir / "worker.py", self.dir)

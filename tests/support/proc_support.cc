@@ -112,9 +112,9 @@ std::vector<WorkerSpec> Harness::workers(const std::string& script, int count, s
                                 "TORCHELASTIC_RESTART_COUNT=" + std::to_string(restart_count)};
     spec.env.rank = Rank(i);
     spec.env.local_rank = LocalRank(i);
-    spec.env.world_size = count;
+    spec.env.slice.world_size = count;
     spec.env.local_world_size = count;
-    spec.env.restart_count = restart_count;
+    spec.env.slice.restart_count = restart_count;
     specs.push_back(std::move(spec));
   }
   return specs;

@@ -33,18 +33,18 @@ bool wants_progress_thread(const WorkerEnv& env, Progress progress) {
   CPU_ZERO(&set);
   const int cpus = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
   // A core of its own for each rank's compute and for its collectives; else overlapping only makes both slower.
-  return env.world_size > 1 && cpus >= 2 * env.local_world_size;
+  return env.slice.world_size > 1 && cpus >= 2 * env.local_world_size;
 }
 
 std::string key(const WorkerEnv& env, const CommOptions& options, std::string_view what) {
   const std::string suffix = options.name.empty() ? "" : "/" + options.name;
-  return fmt::format("/ddprun/{}/{}{}", what, env.restart_count, suffix);
+  return fmt::format("/ddprun/{}/{}{}", what, env.slice.restart_count, suffix);
 }
 
 Result<std::unique_ptr<ShmGroup>> connect_host(const WorkerEnv& env, const CommOptions& options, KeyValue& store,
                                                TimePoint deadline) {
   ShmPlace place;
-  place.key = fmt::format("{}/{}", key(env, options, "shm"), env.group_rank.value);
+  place.key = fmt::format("{}/{}", key(env, options, "shm"), env.slice.group_rank.value);
   place.rank = static_cast<int>(env.rank.value);
   place.local_rank = static_cast<int>(env.local_rank.value);
   place.local_size = static_cast<int>(env.local_world_size);
@@ -56,15 +56,15 @@ Result<std::unique_ptr<ShmGroup>> connect_host(const WorkerEnv& env, const CommO
 // Every host's first rank and number of ranks, through the store: "first size".
 Result<HostMap> exchange_hosts(const WorkerEnv& env, const CommOptions& options, KeyValue& store, TimePoint deadline) {
   HostMap hosts;
-  hosts.host = static_cast<int>(env.group_rank.value);
+  hosts.host = static_cast<int>(env.slice.group_rank.value);
   const auto key_of = [&](std::int64_t host) { return fmt::format("{}/{}", key(env, options, "hosts"), host); };
   const std::int64_t first = env.rank.value - env.local_rank.value;
   if (env.local_rank.value == 0) {
-    Result<void> set = store.set(key_of(env.group_rank.value), fmt::format("{} {}", first, env.local_world_size));
+    Result<void> set = store.set(key_of(env.slice.group_rank.value), fmt::format("{} {}", first, env.local_world_size));
     if (!set) return set.error().with_context("cannot publish this host");
   }
   std::int64_t expected = 0;
-  for (std::int64_t h = 0; h < env.group_world_size; ++h) {
+  for (std::int64_t h = 0; h < env.slice.group_world_size; ++h) {
     auto value = store.get(key_of(h), deadline);
     if (!value) {
       return value.error().with_context(fmt::format("rank {} waits for the first rank of node {}", env.rank.value, h));
@@ -81,9 +81,9 @@ Result<HostMap> exchange_hosts(const WorkerEnv& env, const CommOptions& options,
     hosts.size.push_back(size);
     expected += size;
   }
-  if (expected != env.world_size) {
+  if (expected != env.slice.world_size) {
     return Error(Errc::invalid_argument,
-                 fmt::format("the nodes have {} ranks together, but WORLD_SIZE is {}", expected, env.world_size));
+                 fmt::format("the nodes have {} ranks together, but WORLD_SIZE is {}", expected, env.slice.world_size));
   }
   return hosts;
 }
@@ -97,9 +97,10 @@ Result<std::unique_ptr<TcpRing>> connect_ring(const WorkerEnv& env, const CommOp
   place.connections = options.tcp_connections;
   place.address = options.address;
   if (place.address.empty()) {
-    auto address = local_address_towards(env.master);
+    auto address = local_address_towards(env.slice.master);
     if (!address) {
-      return Error(Errc::not_found, fmt::format("no own address on the way to MASTER_ADDR {}", env.master.to_string()));
+      return Error(Errc::not_found,
+                   fmt::format("no own address on the way to MASTER_ADDR {}", env.slice.master.to_string()));
     }
     place.address = *address;
   }
@@ -108,8 +109,8 @@ Result<std::unique_ptr<TcpRing>> connect_ring(const WorkerEnv& env, const CommOp
 
 Result<std::unique_ptr<Transport>> connect(const WorkerEnv& env, const CommOptions& options, KeyValue* store,
                                            TimePoint deadline) {
-  if (env.world_size == 1) return make_self_transport();
-  if (env.group_world_size == 1 || env.world_size == env.local_world_size) {
+  if (env.slice.world_size == 1) return make_self_transport();
+  if (env.slice.group_world_size == 1 || env.slice.world_size == env.local_world_size) {
     auto group = connect_host(env, options, *store, deadline);
     if (!group) return group.error();
     return make_shm_transport(std::move(group).value());
@@ -176,7 +177,7 @@ Result<void> agree_on_backend(Communicator& host, bool use_nccl, TimePoint deadl
 
 Result<NcclUniqueId> unique_id(const WorkerEnv& env, const CommOptions& options, NcclApi& nccl, KeyValue* store,
                                Communicator& host, TimePoint deadline) {
-  if (env.world_size > 1) return exchange_unique_id(nccl, *store, key(env, options, "nccl"), host, deadline);
+  if (env.slice.world_size > 1) return exchange_unique_id(nccl, *store, key(env, options, "nccl"), host, deadline);
   NcclUniqueId id{};  // nobody to tell, and perhaps no store
   const int status = nccl.get_unique_id(&id);
   if (status != NcclApi::kSuccess) return nccl_error(nccl, nullptr, 0, "ncclGetUniqueId", status);
@@ -207,7 +208,7 @@ Result<std::unique_ptr<Communicator>> add_nccl(const WorkerEnv& env, const CommO
   setup.communication = (*device)->communication();
   setup.device_number = (*device)->device();
   setup.rank = static_cast<int>(env.rank.value);
-  setup.world_size = static_cast<int>(env.world_size);
+  setup.world_size = static_cast<int>(env.slice.world_size);
   setup.timeout = options.timeout;
   setup.recorder = std::move(recorder);
   return make_nccl_communicator(setup, *id, std::move(host), deadline);
@@ -218,7 +219,7 @@ Result<std::unique_ptr<KeyValue>> reach_store(const WorkerEnv& env, const CommOp
   const TimePoint deadline = SteadyClock::now() + options.connect_timeout;
   for (std::chrono::seconds patience{2};; patience = std::chrono::seconds(10)) {
     const TimePoint until = std::min(deadline, SteadyClock::now() + patience);
-    auto store = connect_store(env.master, until);
+    auto store = connect_store(env.slice.master, until);
     if (store) return store;
     const Errc code = store.error().code();
     const bool may_come = code == Errc::refused || code == Errc::timed_out || code == Errc::peer_closed;
@@ -238,7 +239,7 @@ Result<std::unique_ptr<KeyValue>> reach_store(const WorkerEnv& env, const CommOp
 Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options) {
   auto gpu = find_gpu(options.backend);
   if (!gpu) return gpu.error();
-  if (env.world_size == 1) return make_communicator(env, options, nullptr, *gpu);
+  if (env.slice.world_size == 1) return make_communicator(env, options, nullptr, *gpu);
   auto store = reach_store(env, options);
   if (!store) return store.error();
   return make_communicator(env, options, store->get(), *gpu);
@@ -250,16 +251,17 @@ Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, co
   // NCCL also for a world of one: gradient buckets lie in its device memory.
   const bool use_nccl = gpu != nullptr;
   std::unique_ptr<RollCall> roll;
-  if (env.world_size > 1) {
+  if (env.slice.world_size > 1) {
     roll = std::make_unique<RollCall>(*store, key(env, options, "here"), static_cast<int>(env.rank.value),
-                                      static_cast<int>(env.world_size));
+                                      static_cast<int>(env.slice.world_size));
     auto came = roll->come();
     if (!came) return came.error();
   }
   auto transport = connect(env, options, roll.get(), deadline);
   if (!transport) return roll ? roll->explain(transport.error(), options.connect_timeout) : transport.error();
-  auto recorder = FlightWriter::attach(env.recorder_fd, static_cast<int>(env.rank.value),
-                                       static_cast<int>(env.world_size), static_cast<int>(env.restart_count));
+  auto recorder =
+      FlightWriter::attach(env.recorder_fd, static_cast<int>(env.rank.value), static_cast<int>(env.slice.world_size),
+                           static_cast<int>(env.slice.restart_count));
   if (!recorder) return recorder.error();
   std::shared_ptr<FlightWriter> writer = std::move(recorder).value();
   QueuedCommunicator::Options queue;
@@ -267,7 +269,7 @@ Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, co
   queue.progress_thread = !use_nccl && wants_progress_thread(env, options.progress);
   if (!use_nccl) queue.recorder = writer;
   auto host = std::make_unique<QueuedCommunicator>(std::move(transport).value(), std::move(queue));
-  if (env.world_size > 1) {
+  if (env.slice.world_size > 1) {
     Result<void> same = agree_on_backend(*host, use_nccl, deadline);
     if (!same) return same.error();
     roll->leave();

@@ -45,12 +45,12 @@ Result<Backend> parse_backend(std::string_view text);
 // driver, library or device. Touches no device. Errors: under `nccl`, what is missing.
 Result<cuda::DeviceBackend*> find_gpu(Backend backend);
 
-// Connects to all ranks of `env` through the store at env.master: shared memory inside one host (same group_rank),
-// shared memory and TCP over several, or nothing for a world of one. Where ranks have GPUs, one NCCL communicator over
-// all of them on all hosts is put on top; what lies in host memory goes the CPU's way. Collective: all ranks must call
-// it. After abort() and destruction it may be called again in the same process, with the next round's `env`.
-// Errors: timed_out naming the ranks that did not come; invalid_argument, also when some ranks have a GPU and others
-// none; refused, system.
+// Connects to all ranks of `env` through the store at env.slice.master: shared memory inside one host (same
+// group_rank), shared memory and TCP over several, or nothing for a world of one. Where ranks have GPUs, one NCCL
+// communicator over all of them on all hosts is put on top; what lies in host memory goes the CPU's way. Collective:
+// all ranks must call it. After abort() and destruction it may be called again in the same process, with the next
+// round's `env`. Errors: timed_out naming the ranks that did not come; invalid_argument, also when some ranks have a
+// GPU and others none; refused, system.
 Result<std::unique_ptr<Communicator>> make_communicator(const WorkerEnv& env, const CommOptions& options);
 
 // The same with what that finds by itself: a store (nullptr for a world of one) and the GPU's backend (nullptr: none).

@@ -339,6 +339,7 @@ class NcclCommunicator final : public Communicator {
     // Until `event` has happened.
     Result<void> await(EventHandle event, const Signature& signature, TimePoint deadline) {
       Pause pause;
+      TimePoint looked = SteadyClock::now();
       while (true) {
         const int status = setup.device->query_event(event);
         if (status == DeviceApi::kSuccess) return {};
@@ -354,7 +355,10 @@ class NcclCommunicator final : public Communicator {
           return fail(nccl_failure(signature.describe(), state));
         }
         if (auto news = host->news()) return fail(*news);
-        if (SteadyClock::now() >= deadline) return fail(verdict(signature));
+        const TimePoint now = SteadyClock::now();
+        if (now - looked >= Operation::kDidNotRun) deadline += now - looked;  // as Operation::look()
+        looked = now;
+        if (now >= deadline) return fail(verdict(signature));
         pause();
       }
     }

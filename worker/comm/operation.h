@@ -1,8 +1,11 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "common/clock.h"
 #include "common/flight_recorder.h"
@@ -38,11 +41,22 @@ struct Operation {
   Block out;                       // all_gather: all; reduce_scatter: mine
   std::byte* allocated = nullptr;  // allocate: the result
   MissingRanks missing;            // after a failure: ranks that did not come
+  static constexpr std::chrono::seconds kDidNotRun{1};
+  std::optional<TimePoint> last_look;  // of its waiter, see look()
   // Steady time in ns; a waiter with its own deadline may move it while the operation runs.
   std::atomic<std::int64_t> deadline_ns{0};
 
   TimePoint deadline() const {
     return TimePoint(std::chrono::nanoseconds(deadline_ns.load(std::memory_order_relaxed)));
+  }
+  // Whoever waits looks at the clock every 20 ms. A look that comes a second late means that this process did not run
+  // (SIGSTOP, scontrol suspend): that time does not count, or each such pause of a whole job would cost a restart and
+  // the work since the last save. True: the deadline is later now.
+  bool look(TimePoint now) {
+    const auto before = std::exchange(last_look, now);
+    if (!before || now - *before < kDidNotRun) return false;
+    set_deadline(deadline() + (now - *before));
+    return true;
   }
   void set_deadline(TimePoint at) { deadline_ns.store(at.time_since_epoch().count(), std::memory_order_relaxed); }
 };

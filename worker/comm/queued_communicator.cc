@@ -106,6 +106,7 @@ void QueuedCommunicator::Core::run_front(std::unique_lock<std::mutex>& lock) {
   } else {
     running = true;
     const std::int64_t began = now_ns();
+    next->operation.last_look = TimePoint(Duration(began));
     if (options.recorder) options.recorder->running(number, began);
     if (!next->has_own_deadline) next->operation.set_deadline(TimePoint(Duration(began)) + options.timeout);
     lock.unlock();

@@ -228,6 +228,7 @@ Result<void> ShmGroup::await_all(Operation& op, Duration grace) {
 Result<void> ShmGroup::await_slowly(Operation& op, int local, Duration grace) {
   RankArea& theirs = area(local);
   const TimePoint since = SteadyClock::now();
+  op.look(since);
   while (true) {
     theirs.waiters.fetch_add(1, std::memory_order_seq_cst);
     const std::uint32_t seen = theirs.phase.load(std::memory_order_seq_cst);
@@ -236,6 +237,7 @@ Result<void> ShmGroup::await_slowly(Operation& op, int local, Duration grace) {
       const Duration left = op.deadline() + grace - SteadyClock::now();
       futex_wait(theirs.phase, seen, std::min<Duration>(kSlice, left));
     }
+    op.look(SteadyClock::now());
     theirs.waiters.fetch_sub(1, std::memory_order_seq_cst);
     if (there || static_cast<std::int32_t>(theirs.phase.load(std::memory_order_acquire) - phase_) >= 0) {
       if (SteadyClock::now() < op.deadline() + grace) return {};

@@ -194,6 +194,7 @@ Error TcpRing::gone(Operation& op, const Neighbour& who, std::string_view how) {
 // slow itself. Else somebody further away is late, whose neighbour knows more and tells it.
 Result<void> TcpRing::check_deadline(Operation& op) {
   const TimePoint now = SteadyClock::now();
+  if (op.look(now)) next_.pinged = previous_.pinged = false;
   if (now < op.deadline()) return {};
   const auto missing = [&](const Neighbour& n, std::string_view how) {
     op.missing.add(n.rank);

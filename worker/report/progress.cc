@@ -31,6 +31,12 @@ std::string rate(const ProgressState& state) {
   return text;
 }
 
+// mpirun hands a pseudo-terminal of no size to programs whose output it collects: no place for a bar.
+bool has_width(int fd) {
+  winsize size = {};
+  return ::isatty(fd) == 1 && ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+}
+
 }  // namespace
 
 std::string format_duration(double seconds) {
@@ -72,7 +78,7 @@ std::string progress_bar(const ProgressState& s, int width) {
   return all;
 }
 
-Reporter::Reporter(bool quiet) : quiet_(quiet), terminal_(!quiet && ::isatty(STDOUT_FILENO) == 1) {}
+Reporter::Reporter(bool quiet) : quiet_(quiet), terminal_(!quiet && has_width(STDOUT_FILENO)) {}
 
 Result<void> Reporter::open_log(const std::string& path) {
   auto file = LineFile::open(path, -1);

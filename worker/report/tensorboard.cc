@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "common/log.h"
+#include "common/system.h"
 #include "worker/base/crc32c.h"
 
 namespace ddprun::trainer {
@@ -77,9 +78,7 @@ std::string scalar_event(double wall_time_s, std::int64_t step, std::string_view
 
 Result<TensorBoardWriter> TensorBoardWriter::open(const std::string& folder, std::int64_t start_step) {
   const double now = wall_time();
-  char host[256] = "host";
-  ::gethostname(host, sizeof(host) - 1);
-  const std::string path = fmt::format("{}/events.out.tfevents.{:.0f}.{}.{}", folder, now, host, ::getpid());
+  const std::string path = fmt::format("{}/events.out.tfevents.{:.0f}.{}.{}", folder, now, host_name(), ::getpid());
   auto file = LineFile::open(path, -1);
   if (!file) return std::move(file).error();
   TensorBoardWriter writer(std::move(*file));

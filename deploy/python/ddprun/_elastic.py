@@ -129,11 +129,13 @@ def launch(arguments: list[str], *, called_as: str = "ddprun", name: str = "") -
     """A job in the foreground: signals go to it, its words to sys.stderr. Raises ValueError for bad arguments and
     WorkersFailed for a job that failed; a stop signal is raised again once the job has ended."""
     # On a terminal everything is inherited, so that progress bars and debuggers work.
-    pump = None if sys.stderr is sys.__stderr__ and sys.stderr.isatty() else Pump(sys.stderr)
+    on_terminal = sys.__stderr__ is not None and sys.stderr is sys.__stderr__ and sys.__stderr__.isatty()
+    pump = None if on_terminal else Pump(sys.stderr)
     out = None if sys.stdout is sys.__stdout__ else Pump(sys.stdout)
     job = Job(*arguments, called_as=called_as, stdout=subprocess.PIPE if out else None,
               stderr=subprocess.PIPE if pump else None)
-    sys.stdout.flush()
+    if sys.stdout is not None:
+        sys.stdout.flush()  # before the job writes to the same file
     with Forwarding() as signals:
         with job:
             signals.attach(job.process)

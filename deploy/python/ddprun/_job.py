@@ -34,8 +34,8 @@ class Failure:
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> "Failure":
-        names = [field.name for field in dataclasses.fields(cls) if field.name != "raw"]
-        return cls(**{name: raw.get(name) for name in names}, raw=raw)
+        known: dict[str, Any] = {field.name: raw.get(field.name) for field in dataclasses.fields(cls)}
+        return cls(**{**known, "raw": raw})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from ddprun._worker import replace_bytes
 
 def _by_value(value: Any) -> bytes:
     try:
-        import cloudpickle  # type: ignore[import-untyped]
+        import cloudpickle
     except ImportError:
         raise ValueError("this function cannot be imported by the workers (a notebook, a lambda, or one inside another "
                          "function): put it into a module, or install cloudpickle (pip install ddprun[notebook])"

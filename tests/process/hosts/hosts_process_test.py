@@ -134,6 +134,37 @@ class OverHosts(HostShells):
             for line in self.told(job):
                 self.assertIn("of 4, node", line)
 
+    def test_more_hosts_than_the_soft_limit_of_open_files_allows(self):
+        here = self.dir / "here"
+        here.write_text("#!/bin/sh\nshift\nexec sh -c \"$*\"\n")
+        here.chmod(0o755)
+        job = self.start("starter", "prlimit", "--nofile=64:4096", BIN / "ddprun", "-H", ",".join(f"h{i}" for i in range(30)),
+                         f"--rsh={here}", "--no-python", "sh", "-c", "echo limit $(ulimit -Sn)")
+        self.assertEqual(job.wait(), 0, job.errors())
+        self.assertEqual(sorted(job.out.read_text().splitlines()), sorted(f"[h{i}] limit 64" for i in range(30)))
+
+    def test_an_ordinary_user(self):
+        self.dir.chmod(0o777)
+        here = self.dir / "here"
+        here.write_text("#!/bin/sh\nshift\nexec sh -c \"$*\"\n")
+        here.chmod(0o755)
+        job = self.starter("-H", "localhost,other:2", "--exit-code=torchrun", self.tell(), "2", "7", rsh=here, prefix=(
+            "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"), on=None)
+        self.assertEqual(job.wait(), 1, job.errors())
+        self.assertIn("rank 2 on other", self.last_line(job))
+
+    def test_addresses_of_ipv6(self):
+        for i in (1, 2, 4):
+            added = self.hosts._do("ip", "-n", self.hosts.ns(i), "addr", "add", f"fd84::{i}/64", "dev", "eth0", "nodad", check=False)
+            if added.returncode != 0:
+                self.skipTest("no IPv6: " + added.stderr.strip())
+            with open(self.dir / "spaces", "a") as spaces:
+                spaces.write(f"fd84::{i} {self.hosts.ns(i)}\n")
+        job = self.starter("-H", "[fd84::1]:2,fd84::2", self.tell())
+        self.assertEqual(job.wait(), 0, job.errors())
+        self.assertEqual(len(self.told(job)), 3)
+        self.assertIn("[fd84::1] rank 0 of 3, node 0 of 2, at fd84::1,", self.told(job)[0])
+
     def test_what_a_login_script_prints_is_no_matter(self):
         noisy = self.dir / "noisy"
         noisy.write_text(f"#!/bin/sh\necho Welcome; echo 'You have mail' >&2\nexec {self.rsh} \"$@\"\n")

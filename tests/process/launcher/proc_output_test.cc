@@ -336,7 +336,7 @@ TEST(LogTree, AsTorchrunAndNothingOverwritten) {
       finish(harness, *group);
     }
     auto later = harness.workers("echo again; printf '{}' >$TORCHELASTIC_ERROR_FILE", 2, 1);
-    for (auto& spec : later) spec.env.round = Round(5);
+    for (auto& spec : later) spec.env.slice.round = Round(5);
     ASSERT_TRUE(group->start(std::move(later)));
     for (const auto& exit : finish(harness, *group)) EXPECT_TRUE(exit.status.success()) << exit.status.to_string();
     EXPECT_EQ(group->group().evidence(LocalRank(1)).error_file_json, "{}");

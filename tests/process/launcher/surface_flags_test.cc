@@ -291,6 +291,12 @@ TEST_F(Flags, LogLevel) {
 TEST_F(Flags, HelpVersionCompletion) {
   EXPECT_THAT(ddprun({"--help"}).out, HasSubstr("--nproc-per-node"));
   EXPECT_THAT(ddprun({"-h"}).out, HasSubstr("PET_NNODES"));
+  // Examples first, the usual options in groups; all of them on demand.
+  const std::string help = ddprun({"--help"}).out;
+  EXPECT_LT(help.find("Examples:"), help.find("--nproc-per-node N"));
+  EXPECT_THAT(help, AllOf(HasSubstr("\nFailures:\n  --max-restarts N\n"), Not(HasSubstr("--topology-key"))));
+  const std::string all = ddprun({"--help-all"}).out;
+  EXPECT_THAT(all, AllOf(HasSubstr("Examples:"), HasSubstr("\nRare options:\n"), HasSubstr("--topology-key")));
   EXPECT_THAT(ddprun({"--version"}).out, HasSubstr("commit"));
   EXPECT_THAT(ddprun({"--help-markdown"}).out, HasSubstr("| `--nnodes` |"));
   const auto script = ddprun({"--print-completion=bash"});
@@ -383,7 +389,7 @@ TEST_F(Flags, EveryFlagHasATest) {
     buffer << std::ifstream(std::string(DDPRUN_SOURCE_DIR) + "/tests/process/launcher/" + file).rdbuf();
   }
   const std::string source = buffer.str();
-  std::istringstream help(runner.run({"ddprun-launch", "--help"}).out);
+  std::istringstream help(runner.run({"ddprun-launch", "--help-all"}).out);
   int count = 0;
   for (std::string line; std::getline(help, line);) {
     if (line.size() < 5 || line.compare(0, 2, "  ") != 0 || line[2] != '-') continue;

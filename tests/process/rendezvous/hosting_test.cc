@@ -36,7 +36,8 @@ class HeldHost final : public RendezvousHost {
 
 Services holding() {
   Services services;
-  services.host_rendezvous = [](asio::io_context&, Listener listener) -> Result<std::unique_ptr<RendezvousHost>> {
+  services.host_rendezvous = [](asio::io_context&, Listener listener,
+                                HostedFor) -> Result<std::unique_ptr<RendezvousHost>> {
     return std::unique_ptr<RendezvousHost>(std::make_unique<HeldHost>(std::move(listener)));
   };
   return services;

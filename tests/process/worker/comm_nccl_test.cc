@@ -50,11 +50,11 @@ class FakeBackend final : public cuda::DeviceBackend {
 WorkerEnv environment(const RankContext& context) {
   WorkerEnv env;
   env.rank = Rank{context.rank};
-  env.world_size = context.size;
+  env.slice.world_size = context.size;
   env.local_world_size = 2;
   env.local_rank = LocalRank{context.rank % 2};
-  env.group_rank = GroupRank{context.rank / 2};
-  env.group_world_size = context.size / 2;
+  env.slice.group_rank = GroupRank{context.rank / 2};
+  env.slice.group_world_size = context.size / 2;
   return env;
 }
 
@@ -234,7 +234,7 @@ TEST(CommNccl, RebuiltInTheSameProcessesUnderANewRound) {
     for (int round = 0; round < 3; ++round) {
       gpu.api->mark = static_cast<char>('a' + round);
       WorkerEnv env = environment(context);
-      env.restart_count = round;
+      env.slice.restart_count = round;
       auto made = make_communicator(env, patience(), context.store, &gpu);
       RANK_OK(made);
       RANK_CHECK(gpu.api->joined.front() == 'a' + round);

@@ -95,12 +95,12 @@ TEST_F(TrainerValidation, TheBestCheckpointIsKept) {
   expect_ok(run(2));
   const std::string best = fs::read_symlink(path("ck/best")).filename();
   // Now worse and worse: the rate is far too large, and the best one stays.
-  set("optimizer.lr", "1.5");
+  set("optimizer.lr", "20");
   set("train.max_steps", "0");
   set("train.epochs", "3");
   const Finished worse = run(2);
   expect_ok(worse);
-  EXPECT_THAT(worse.out, HasSubstr("changed since that checkpoint: optimizer.lr: 0.05 -> 1.5"));
+  EXPECT_THAT(worse.out, HasSubstr("changed since that checkpoint: optimizer.lr: 0.05 -> 20"));
   ASSERT_GT(validation_loss(9), validation_loss(4));
   EXPECT_EQ(fs::read_symlink(path("ck/best")).filename(), best);
   EXPECT_TRUE(fs::exists(path("ck/best/model.safetensors")));

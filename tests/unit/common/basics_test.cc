@@ -1,6 +1,7 @@
 // error, result, types, wire, exit_code, unique_fd, clock
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <memory>
@@ -9,6 +10,7 @@
 #include "common/clock.h"
 #include "common/exit_code.h"
 #include "common/result.h"
+#include "common/system.h"
 #include "common/types.h"
 #include "common/unique_fd.h"
 #include "common/wire.h"
@@ -121,6 +123,51 @@ TEST(Endpoint, RefusesTheRestAndNamesIt) {
     EXPECT_NE(endpoint.error().message().find("'" + std::string(text) + "'"), std::string::npos)
         << endpoint.error().message();
   }
+}
+
+TEST(Loopback, IsKnownByItsText) {
+  for (const char* host : {"localhost", "127.0.0.1", "127.1.2.3", "::1", "0:0:0:0:0:0:0:1", "::ffff:127.0.0.1"}) {
+    EXPECT_TRUE(is_loopback(host)) << host;
+  }
+  for (const char* host : {"", "10.0.0.1", "127.example.org", "::2", "::", "1::1", "::ffff:10.0.0.1", "host:1"}) {
+    EXPECT_FALSE(is_loopback(host)) << host;
+  }
+}
+
+TEST(System, RandomHexIsLongEnoughAndNeverTheSame) {
+  EXPECT_EQ(random_hex(16).size(), 32u);
+  EXPECT_EQ(random_hex(16).find_first_not_of("0123456789abcdef"), std::string::npos);
+  EXPECT_NE(random_hex(16), random_hex(16));
+}
+
+TEST(System, ShortHostNameIsTheFirstPartOfTheWhole) {
+  EXPECT_FALSE(short_host_name().empty());
+  EXPECT_EQ(short_host_name().find('.'), std::string::npos);
+  EXPECT_TRUE(host_name().starts_with(short_host_name()));
+}
+
+TEST(System, AFileIsReplacedWholeOrStaysAsItWas) {
+  const std::string path = ::testing::TempDir() + "/ddprun_beside_" + random_hex(8);
+  {
+    auto first = FileBeside::write(path, "one");
+    ASSERT_TRUE(first) << first.error().message();
+    EXPECT_EQ(read_small_file(path), "");
+    EXPECT_EQ(read_small_file(first->path()), "one");
+    ASSERT_TRUE(first->replace(path));
+  }
+  EXPECT_EQ(read_small_file(path), "one");
+  std::string beside;
+  {
+    const auto second = FileBeside::write(path, "two");
+    ASSERT_TRUE(second);
+    beside = second->path();
+  }
+  EXPECT_EQ(read_small_file(path), "one");
+  EXPECT_NE(::access(beside.c_str(), F_OK), 0);  // what was not renamed goes away
+  ::unlink(path.c_str());
+  const auto nowhere = FileBeside::write("/nonexistent/x", "three");
+  ASSERT_FALSE(nowhere);
+  EXPECT_EQ(nowhere.error().message(), "cannot write /nonexistent/x: No such file or directory");
 }
 
 TEST(Wire, RoundTripsEveryKindLittleEndian) {

@@ -63,8 +63,9 @@ TEST(ExitCodeDocs, KubernetesPolicyNamesCodesOfTheTable) {
 }
 
 TEST(ExitCodeDocs, TheSlurmFileRequeuesWithTheResumeCode) {
-  const std::string script = read_file("deploy/slurm/train.sbatch");
-  EXPECT_NE(script.find("RequeueExit=" + std::to_string(exit_code::kResumeMe)), std::string::npos);
+  const std::string script = read_file("deploy/slurm/submit_job.sh");
+  EXPECT_NE(script.find("exit_code\": *" + std::to_string(exit_code::kResumeMe)), std::string::npos);
+  EXPECT_NE(script.find("$code = " + std::to_string(exit_code::kUnavailable)), std::string::npos);
 }
 
 }  // namespace

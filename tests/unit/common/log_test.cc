@@ -62,21 +62,9 @@ TEST(Log, WritesToStderrAboveTheLevelOnly) {
 }
 
 TEST(Log, LevelsHaveNames) {
-  EXPECT_EQ(parse_log_level("warning"), LogLevel::warning);
-  EXPECT_EQ(parse_log_level("debug"), LogLevel::debug);
-  EXPECT_EQ(parse_log_level("loud"), std::nullopt);
-}
-
-TEST(Log, OnChangeSaysARepeatedReasonOnceWithItsCount) {
-  const std::string text = capture([] {
-    log_init("p", LogLevel::info);
-    for (int i = 0; i < 5; ++i) log_on_change(LogLevel::info, "wait", "1 of 2 nodes");
-    log_on_change(LogLevel::info, "other", "1 of 2 nodes");
-    log_on_change(LogLevel::info, "wait", "2 of 2 nodes");
-    log_on_change(LogLevel::info, "wait", "1 of 2 nodes");
-  });
-  EXPECT_THAT(text, MatchesRegex("[^\n]* 1 of 2 nodes\n[^\n]* 1 of 2 nodes\n"
-                                 "[^\n]* 2 of 2 nodes previous_message_repeated=4\n[^\n]* 1 of 2 nodes\n"));
+  EXPECT_EQ(from_word<LogLevel>("warning"), LogLevel::warning);
+  EXPECT_EQ(from_word<LogLevel>("debug"), LogLevel::debug);
+  EXPECT_EQ(from_word<LogLevel>("loud"), std::nullopt);
 }
 
 // In a child, because these cases break the process's stderr. The exit code tells what happened.

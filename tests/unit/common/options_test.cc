@@ -8,9 +8,12 @@
 namespace ddprun {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
 
 OptionSpec value(std::string name, std::string fallback, std::string env = "") {
   OptionSpec spec;
@@ -290,4 +293,31 @@ TEST(Options, ACarriageReturnComesWithItsCause) {
 }
 
 }  // namespace
+TEST(OptionHelp, GroupsShowTheUsualOptionsAndAllOnDemand) {
+  HelpLayout layout;
+  layout.examples = "  prog --first=1 script\n";
+  layout.groups = {{"Often", {"second", "first"}}, {"Help", {"help", "help-all"}}};
+  std::vector<OptionSpec> options = {make_option("first", OptionKind::integer, "3", "N", "the first"),
+                                     make_option("second", OptionKind::flag, "", "", "the second"),
+                                     make_option("seldom", OptionKind::text, "", "WORD", "for few")};
+  const OptionTable table("prog", "prog [options]", std::move(options), RestPolicy::list, std::move(layout));
+  const std::string help = table.help();
+  EXPECT_THAT(help, StartsWith("Usage: prog [options]\n\nExamples:\n  prog --first=1 script\n\nOften:\n  --second\n"));
+  EXPECT_THAT(help, HasSubstr("  --first N\n      the first [default: 3]\n\nHelp:\n  -h, --help\n"));
+  EXPECT_THAT(help, HasSubstr("\n2 more options: --help-all."));  // seldom and version
+  EXPECT_THAT(help, Not(HasSubstr("--seldom")));
+  EXPECT_THAT(table.help_all(), AllOf(HasSubstr("\nRare options:\n  --seldom WORD\n"), HasSubstr("--second")));
+  const auto no_environment = [](const std::string&) { return std::optional<std::string>(); };
+  const std::vector<std::string> words = {"--bogus", "--help-all"};
+  const auto parsed = table.parse(words, no_environment);
+  ASSERT_TRUE(parsed) << parsed.error().message();
+  EXPECT_TRUE(parsed->flag("help-all"));
+}
+
+TEST(OptionHelp, ATableWithoutGroupsHasNoHelpAll) {
+  const OptionTable table("prog", "prog", {}, RestPolicy::list);
+  EXPECT_THAT(table.help(), Not(HasSubstr("--help-all")));
+  EXPECT_EQ(table.help(), table.help_all());
+}
+
 }  // namespace ddprun

@@ -24,20 +24,20 @@ WorkerEnv sample() {
   WorkerEnv env;
   env.rank = Rank(5);
   env.local_rank = LocalRank(1);
-  env.world_size = 8;
+  env.slice.world_size = 8;
   env.local_world_size = 4;
-  env.group_rank = GroupRank(1);
-  env.group_world_size = 2;
+  env.slice.group_rank = GroupRank(1);
+  env.slice.group_world_size = 2;
   env.role_name = "trainer";
   env.role_rank = 5;
-  env.role_world_size = 8;
-  env.master = {"10.0.0.1", 31234};
-  env.restart_count = 2;
+  env.slice.role_world_size = 8;
+  env.slice.master = {"10.0.0.1", 31234};
+  env.slice.restart_count = 2;
   env.max_restarts = 3;
   env.run_id = RunId("job7");
   env.use_agent_store = true;
   env.error_file = "/tmp/e.json";
-  env.round = Round(4);
+  env.slice.round = Round(4);
   env.recorder_fd = 9;
   return env;
 }
@@ -52,6 +52,26 @@ TEST(WorkerEnv, WhatIsWrittenIsReadBack) {
   ASSERT_TRUE(back) << back.error().message();
   EXPECT_TRUE(back->launched);
   EXPECT_EQ(to_environment(*back), pairs);
+}
+
+TEST(WorkerEnv, AWorkersPlaceFollowsFromItsNodesSlice) {
+  RankSlice slice;
+  slice.round = Round(4);
+  slice.first_rank = Rank(4);
+  slice.first_role_rank = 2;
+  slice.world_size = 8;
+  WorkerEnv everybody;
+  everybody.local_world_size = 4;
+  const WorkerEnv env = everybody.of(slice, LocalRank(3));
+  EXPECT_EQ(env.rank, Rank(7));
+  EXPECT_EQ(env.role_rank, 5);
+  EXPECT_EQ(env.local_rank, LocalRank(3));
+  EXPECT_EQ(env.slice.round, Round(4));
+  const auto pairs = to_environment(sample());
+  const auto back = read(Env(pairs.begin(), pairs.end()));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->slice.first_rank, Rank(4));
+  EXPECT_EQ(back->slice.first_role_rank, 4);
 }
 
 TEST(WorkerEnv, HasEveryVariableOfTorchrun) {
@@ -76,7 +96,7 @@ TEST(WorkerEnv, WithoutRankItIsAWorldOfOne) {
   const auto env = read({{"WORLD_SIZE", "7"}, {"MASTER_PORT", "junk"}});
   ASSERT_TRUE(env);
   EXPECT_FALSE(env->launched);
-  EXPECT_EQ(env->world_size, 1);
+  EXPECT_EQ(env->slice.world_size, 1);
   EXPECT_EQ(env->rank, Rank(0));
 }
 
@@ -88,8 +108,8 @@ TEST(WorkerEnv, GroupRankIsWorkedOutWhereItIsMissing) {
                          {"MASTER_ADDR", "127.0.0.1"},
                          {"MASTER_PORT", "1"}});
   ASSERT_TRUE(env) << env.error().message();
-  EXPECT_EQ(env->group_rank, GroupRank(1));
-  EXPECT_EQ(env->group_world_size, 2);
+  EXPECT_EQ(env->slice.group_rank, GroupRank(1));
+  EXPECT_EQ(env->slice.group_world_size, 2);
 }
 
 TEST(WorkerEnv, BadValuesAreNamed) {

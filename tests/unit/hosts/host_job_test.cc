@@ -73,6 +73,8 @@ TEST(HostJob, AHostThatCannotBeReachedEndsAJobThatNeedsIt) {
   EXPECT_EQ(a.after(seconds(2)), "hang_up 0, hang_up 1, finish");
   EXPECT_FALSE(a.job.started());
   EXPECT_EQ(a.job.ends()[2].words, "refused");
+  a.job.on_shell_end(0, "hung up", a.now);
+  EXPECT_EQ(a.job.ends()[0].kind, HostEnd::Kind::running) << "it was not its fault";
 }
 
 TEST(HostJob, AnElasticJobBeginsWithoutIt) {

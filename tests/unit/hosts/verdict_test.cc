@@ -12,7 +12,9 @@ using Kind = HostEnd::Kind;
 
 const std::vector<std::string> kHosts{"a", "u@b", "c"};
 
-HostEnd ended(int code, std::string report = "") { return {Kind::ended, code, "", std::move(report)}; }
+HostEnd ended(int code, std::string report = "", int order = 0) {
+  return {Kind::ended, code, "", std::move(report), order};
+}
 
 std::string report(const std::string& host, const std::string& cause_host, int rank) {
   return R"({"host":")" + host + R"(","reason":"too many failures","root_cause":{"rank":)" + std::to_string(rank) +
@@ -40,7 +42,7 @@ TEST(Verdict, HostsOfOneNameAreToldApartByTheirPlace) {
 }
 
 TEST(Verdict, LostHosts) {
-  const HostEnd lost{Kind::lost, 69, "silent for 30 s", ""};
+  const HostEnd lost{Kind::lost, 69, "silent for 30 s", "", 0};
   auto verdict = give_verdict(kHosts, {ended(143), lost, ended(143)}, 3, true, 0);
   EXPECT_EQ(verdict.code, 69);
   EXPECT_EQ(verdict.text, "ddprun: the job on 3 hosts failed: lost u@b: silent for 30 s\n");
@@ -54,7 +56,7 @@ TEST(Verdict, LostHosts) {
 }
 
 TEST(Verdict, HostsThatCannotBeUsed) {
-  const HostEnd gone{Kind::no_start, 69, "ssh: connect to host b port 22: Connection refused", ""};
+  const HostEnd gone{Kind::no_start, 69, "ssh: connect to host b port 22: Connection refused", "", 0};
   const auto verdict = give_verdict(kHosts, {HostEnd(), gone, HostEnd()}, 3, false, 0);
   EXPECT_EQ(verdict.code, 69);
   EXPECT_EQ(
@@ -73,6 +75,16 @@ TEST(Verdict, AStoppedJob) {
 TEST(Verdict, SavedWithoutASignalOfOurs) {
   EXPECT_EQ(give_verdict(kHosts, {ended(75), ended(75), ended(75)}, 3, true, 0).code, 75);
   EXPECT_EQ(give_verdict(kHosts, {ended(75), ended(2), ended(75)}, 3, true, 0).code, 2);
+}
+
+TEST(Verdict, WithoutAFailedWorkerTheFirstEndIsTheReason) {
+  const auto reason = [](const std::string& text) { return R"({"host":"n","reason":")" + text + R"("})"; };
+  const auto verdict = give_verdict(kHosts,
+                                    {ended(143, reason("stopped by SIGTERM"), 2), ended(2, reason("no GPU"), 0),
+                                     ended(143, reason("stopped by SIGTERM"), 1)},
+                                    3, true, 0);
+  EXPECT_EQ(verdict.code, 2);
+  EXPECT_EQ(verdict.text, "ddprun: the job on 3 hosts failed: u@b (n): no GPU\n");
 }
 
 TEST(Verdict, AReportIsNotTrusted) {

@@ -43,6 +43,11 @@ TEST(CpuBudget, SlurmsCpusAreTheTasks) {
   }
 }
 
+// The step is that of mpirun's own daemons.
+TEST(CpuBudget, WithinAnMpirunSlurmsNumbersAreNotOurs) {
+  EXPECT_EQ(slurm({{"SLURM_CPUS_ON_NODE", "1"}, {"SLURM_STEP_ID", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}), std::nullopt);
+}
+
 TEST(CpuBudget, InABatchScriptAllTasksOfTheNodeAreOurs) {
   std::map<std::string, std::string> batch{{"SLURM_CPUS_ON_NODE", "16"},
                                            {"SLURM_CPUS_PER_TASK", "2"},

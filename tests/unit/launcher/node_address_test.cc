@@ -6,11 +6,11 @@ namespace ddprun::launcher {
 namespace {
 
 TEST(NodeAddress, WhatAHostSaysByItself) {
-  for (const char* host : {"localhost", "127.0.0.1", "127.1.2.3", "::1"}) EXPECT_TRUE(is_loopback_name(host)) << host;
+  for (const char* host : {"localhost", "127.0.0.1", "127.1.2.3", "::1"}) EXPECT_TRUE(is_loopback(host)) << host;
   for (const char* host : {"", "10.0.0.1", "node127", "127.example.org", "::2", "localhost.localdomain"}) {
-    EXPECT_FALSE(is_loopback_name(host)) << host;
+    EXPECT_FALSE(is_loopback(host)) << host;
   }
-  for (const char* host : {"0.0.0.0", "::"}) EXPECT_TRUE(is_unspecified(host) && !is_loopback_name(host)) << host;
+  for (const char* host : {"0.0.0.0", "::"}) EXPECT_TRUE(is_unspecified(host) && !is_loopback(host)) << host;
   for (const char* host : {"10.0.0.1", "::1", "fe80::1%eth0"}) EXPECT_TRUE(is_numeric(host)) << host;
   for (const char* host : {"", "node1", "10.0.0.1.example"}) EXPECT_FALSE(is_numeric(host)) << host;
   for (const char* host : {"fe80::1", "FE80::1%ib0", "febf::1"}) EXPECT_TRUE(is_link_local(host)) << host;

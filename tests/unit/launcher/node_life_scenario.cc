@@ -32,7 +32,7 @@ std::string text_of(const NodeAction& action) {
   }
   if (const auto* a = std::get_if<AskToStop>(&action)) {
     return fmt::format("ask {} to stop: {}{}", a->worker.value, signal_name(a->signal),
-                       a->scope == AskScope::group ? " to its group" : "");
+                       a->scope == SignalScope::group ? " to its group" : "");
   }
   if (const auto* a = std::get_if<Kill>(&action)) return fmt::format("kill {}", a->worker.value);
   if (std::holds_alternative<DrainWorkers>(action)) return "drain";

@@ -5,9 +5,12 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <cstdlib>
+#include <fstream>
 #include <map>
 
 #include "launcher/options/option_values.h"
+#include "launcher/options/rdzv_conf.h"
 
 namespace ddprun::launcher {
 namespace {
@@ -68,14 +71,14 @@ TEST(LaunchOptions, TheUsualLineWithUnderscores) {
       good({"--nnodes=1", "--nproc_per_node=8", "--max_restarts=3", "--rdzv_id=123456", "--rdzv_backend=c10d",
             "--rdzv_endpoint=localhost:29500", "train.py", "--cfg", "configs/exp001.yaml"});
   EXPECT_EQ(options.job.nnodes_min, 1);
-  EXPECT_EQ(options.nproc, 8);
+  EXPECT_EQ(options.node.nproc, 8);
   EXPECT_EQ(options.job.max_restarts, 3);
-  EXPECT_EQ(options.run_id.value, "123456");
+  EXPECT_EQ(options.rdzv.run_id.value, "123456");
   EXPECT_EQ(options.job.backend, RdzvBackend::c10d);
-  EXPECT_EQ(options.endpoint, (Endpoint{"localhost", 29500}));
-  EXPECT_TRUE(options.local_job);
-  EXPECT_EQ(options.program, "train.py");
-  EXPECT_THAT(options.arguments, ElementsAre("--cfg", "configs/exp001.yaml"));
+  EXPECT_EQ(options.rdzv.endpoint, (Endpoint{"localhost", 29500}));
+  EXPECT_TRUE(options.rdzv.local_job);
+  EXPECT_EQ(options.program.name, "train.py");
+  EXPECT_THAT(options.program.arguments, ElementsAre("--cfg", "configs/exp001.yaml"));
   EXPECT_THAT(options.warnings, IsEmpty());
 }
 
@@ -106,28 +109,28 @@ TEST(LaunchOptions, CarriageReturnsAreNotTaken) {
 
 TEST(LaunchOptions, TheUsualLegacyLine) {
   const auto options = good({"--nproc_per_node=4", "--master_port=29500", "train.py"}, {}, Flavour::launch);
-  EXPECT_EQ(options.nproc, 4);
+  EXPECT_EQ(options.node.nproc, 4);
   EXPECT_EQ(options.job.backend, RdzvBackend::static_ranks);
-  EXPECT_EQ(options.endpoint, (Endpoint{"127.0.0.1", 29500}));
-  EXPECT_EQ(options.node_rank, 0);
-  EXPECT_TRUE(options.local_job);
-  EXPECT_EQ(options.local_rank_argument, LocalRankArgument::by_script);
+  EXPECT_EQ(options.rdzv.endpoint, (Endpoint{"127.0.0.1", 29500}));
+  EXPECT_EQ(options.node.rank, 0);
+  EXPECT_TRUE(options.rdzv.local_job);
+  EXPECT_EQ(options.program.local_rank_argument, LocalRankArgument::by_script);
 }
 
 TEST(LaunchOptions, NothingButAScriptIsALocalJobOnAFreePort) {
   const auto options = good({"train.py"});
   EXPECT_EQ(options.job.backend, RdzvBackend::c10d);
-  EXPECT_EQ(options.endpoint.port, 0);
-  EXPECT_TRUE(options.local_job);
-  EXPECT_EQ(options.nproc, 1);
-  EXPECT_EQ(options.run_id.value.size(), 36u);
-  EXPECT_NE(options.run_id.value, good({"train.py"}).run_id.value);
-  EXPECT_EQ(good({"--rdzv-id=job7", "train.py"}).run_id.value, "job7");
+  EXPECT_EQ(options.rdzv.endpoint.port, 0);
+  EXPECT_TRUE(options.rdzv.local_job);
+  EXPECT_EQ(options.node.nproc, 1);
+  EXPECT_EQ(options.rdzv.run_id.value.size(), 36u);
+  EXPECT_NE(options.rdzv.run_id.value, good({"train.py"}).rdzv.run_id.value);
+  EXPECT_EQ(good({"--rdzv-id=job7", "train.py"}).rdzv.run_id.value, "job7");
 }
 
 TEST(LaunchOptions, StandaloneWinsOverRendezvousOptions) {
   const auto options = good({"--standalone", "--rdzv-backend=c10d", "--rdzv-endpoint=far:1", "train.py"});
-  EXPECT_EQ(options.endpoint, (Endpoint{"127.0.0.1", 0}));
+  EXPECT_EQ(options.rdzv.endpoint, (Endpoint{"127.0.0.1", 0}));
   EXPECT_THAT(options.warnings, ElementsAre(HasSubstr("--rdzv-endpoint is not used")));
   EXPECT_THAT(problem({"--standalone", "--nnodes=2", "train.py"}), HasSubstr("--standalone is a job of one node"));
   EXPECT_EQ(good({"--standalone", "--nnodes=1:3", "train.py"}).job.nnodes_max, 1);
@@ -138,15 +141,17 @@ TEST(LaunchOptions, StandaloneWinsOverRendezvousOptions) {
 
 TEST(Options, ALoopbackEndpointIsLocalForOneNodeOnly) {
   for (const char* nnodes : {"--nnodes=2", "--nnodes=1:2"}) {
-    EXPECT_FALSE(good({nnodes, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400", "x"}).local_job) << nnodes;
+    EXPECT_FALSE(good({nnodes, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400", "x"}).rdzv.local_job)
+        << nnodes;
   }
-  EXPECT_TRUE(good({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400", "x"}).local_job);
+  EXPECT_TRUE(good({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29400", "x"}).rdzv.local_job);
 }
 
 TEST(Options, AMasterAddressIsAHostAlone) {
-  EXPECT_EQ(good({"--nnodes=2", "--master-addr=2001:db8::5:8080", "x"}).endpoint,
+  EXPECT_EQ(good({"--nnodes=2", "--master-addr=2001:db8::5:8080", "x"}).rdzv.endpoint,
             (Endpoint{"2001:db8::5:8080", 29500}));
-  EXPECT_EQ(good({"--nnodes=2", "--rdzv-endpoint=2001:db8::5:8080", "x"}).endpoint, (Endpoint{"2001:db8::5", 8080}));
+  EXPECT_EQ(good({"--nnodes=2", "--rdzv-endpoint=2001:db8::5:8080", "x"}).rdzv.endpoint,
+            (Endpoint{"2001:db8::5", 8080}));
 }
 
 TEST(Options, ADefaultEndpointIsNotForTheOtherNodes) {
@@ -163,35 +168,35 @@ TEST(Options, ADefaultEndpointIsNotForTheOtherNodes) {
 TEST(LaunchOptions, WhichRendezvousACommandGets) {
   auto options = good({"--nnodes=2", "x"});
   EXPECT_EQ(options.job.backend, RdzvBackend::static_ranks);
-  EXPECT_EQ(options.endpoint, (Endpoint{"127.0.0.1", 29500}));
-  EXPECT_FALSE(options.local_job);
+  EXPECT_EQ(options.rdzv.endpoint, (Endpoint{"127.0.0.1", 29500}));
+  EXPECT_FALSE(options.rdzv.local_job);
   EXPECT_EQ(options.job.nnodes_min, 2);
   EXPECT_EQ(options.job.join_timeout, std::chrono::seconds(900));
 
   options = good({"--nnodes=2", "--master-addr=node1", "--master-port=7000", "--node-rank=1", "x"});
-  EXPECT_EQ(options.endpoint, (Endpoint{"node1", 7000}));
-  EXPECT_EQ(options.node_rank, 1);
+  EXPECT_EQ(options.rdzv.endpoint, (Endpoint{"node1", 7000}));
+  EXPECT_EQ(options.node.rank, 1);
 
   options = good({"--nnodes=1:4", "--rdzv-backend=c10d", "x"});
-  EXPECT_EQ(options.endpoint, (Endpoint{"localhost", 29400}));
+  EXPECT_EQ(options.rdzv.endpoint, (Endpoint{"localhost", 29400}));
   EXPECT_EQ(options.job.nnodes_min, 1);
   EXPECT_EQ(options.job.nnodes_max, 4);
-  EXPECT_EQ(options.node_rank, std::nullopt);
+  EXPECT_EQ(options.node.rank, std::nullopt);
 
   options = good({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]:77", "--node-rank=1", "x"});
-  EXPECT_EQ(options.endpoint, (Endpoint{"fd00::1", 77}));
-  EXPECT_EQ(options.node_rank, 1);
-  EXPECT_FALSE(options.local_job);
+  EXPECT_EQ(options.rdzv.endpoint, (Endpoint{"fd00::1", 77}));
+  EXPECT_EQ(options.node.rank, 1);
+  EXPECT_FALSE(options.rdzv.local_job);
 
   options = good({"--rdzv-endpoint=10.0.0.1:5", "x"});
   EXPECT_EQ(options.job.backend, RdzvBackend::static_ranks);
-  EXPECT_FALSE(options.local_job);
+  EXPECT_FALSE(options.rdzv.local_job);
 
   EXPECT_THAT(problem({"--nnodes=2", "--rdzv-endpoint=node1", "x"}), HasSubstr("has no port"));
   options = good({"--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=j", "x"});
-  EXPECT_EQ(options.endpoint.port, 0);
-  EXPECT_TRUE(options.local_job);
-  EXPECT_EQ(options.run_id.value, "j");
+  EXPECT_EQ(options.rdzv.endpoint.port, 0);
+  EXPECT_TRUE(options.rdzv.local_job);
+  EXPECT_EQ(options.rdzv.run_id.value, "j");
   EXPECT_THAT(problem({"--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "x"}),
               HasSubstr("--rdzv-endpoint: port 0"));
 
@@ -208,12 +213,12 @@ TEST(LaunchOptions, Nnodes) {
 
 TEST(LaunchOptions, NprocPerNode) {
   const Host none{6, std::nullopt}, zero{6, 0}, four{6, 4};
-  EXPECT_EQ(good({"--nproc-per-node=cpu", "x"}, {}, Flavour::run, four).nproc, 6);
-  EXPECT_EQ(good({"--nproc-per-node=gpu", "x"}, {}, Flavour::run, four).nproc, 4);
-  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, {}, Flavour::run, four).nproc, 4);
-  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, {}, Flavour::run, zero).nproc, 6);
-  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, {}, Flavour::run, none).nproc, 6);
-  EXPECT_EQ(good({"--nproc-per-node=gpu", "--devices=0,2,3", "x"}, {}, Flavour::run, none).nproc, 3);
+  EXPECT_EQ(good({"--nproc-per-node=cpu", "x"}, {}, Flavour::run, four).node.nproc, 6);
+  EXPECT_EQ(good({"--nproc-per-node=gpu", "x"}, {}, Flavour::run, four).node.nproc, 4);
+  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, {}, Flavour::run, four).node.nproc, 4);
+  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, {}, Flavour::run, zero).node.nproc, 6);
+  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, {}, Flavour::run, none).node.nproc, 6);
+  EXPECT_EQ(good({"--nproc-per-node=gpu", "--devices=0,2,3", "x"}, {}, Flavour::run, none).node.nproc, 3);
   EXPECT_THAT(problem({"--nproc-per-node=gpu", "x"}, {}, Flavour::run, none), HasSubstr("there is no driver"));
   EXPECT_THAT(problem({"--nproc-per-node=gpu", "x"}, {}, Flavour::run, zero), HasSubstr("there is none on this host"));
   EXPECT_THAT(problem({"--nproc-per-node=xpu", "x"}), HasSubstr("only NVIDIA GPUs"));
@@ -225,13 +230,13 @@ TEST(LaunchOptions, NprocPerNode) {
         problem({word, "x"}, mig, Flavour::run, two),
         HasSubstr("2 MIG instances are listed in CUDA_VISIBLE_DEVICES, but CUDA shows a process only one of them. "
                   "Add --virtual-local-rank"));
-    EXPECT_EQ(good({word, "--virtual-local-rank", "x"}, mig, Flavour::run, two).nproc, 2);
+    EXPECT_EQ(good({word, "--virtual-local-rank", "x"}, mig, Flavour::run, two).node.nproc, 2);
   }
   EXPECT_THAT(problem({"--nproc-per-node=gpu", "--devices=MIG-1,MIG-2,MIG-3", "x"}, {}, Flavour::run, two),
               HasSubstr("3 MIG instances are listed in --devices"));
-  EXPECT_EQ(good({"--nproc-per-node=gpu", "x"}, {{"CUDA_VISIBLE_DEVICES", "MIG-1"}}, Flavour::run, Host{6, 1}).nproc,
-            1);
-  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, mig, Flavour::run, none).nproc, 6);
+  EXPECT_EQ(
+      good({"--nproc-per-node=gpu", "x"}, {{"CUDA_VISIBLE_DEVICES", "MIG-1"}}, Flavour::run, Host{6, 1}).node.nproc, 1);
+  EXPECT_EQ(good({"--nproc-per-node=auto", "x"}, mig, Flavour::run, none).node.nproc, 6);
   EXPECT_THAT(problem({"--nproc-per-node=0", "x"}), HasSubstr("0 is not in 1..100000"));
   EXPECT_THAT(problem({"--nproc-per-node=many", "x"}), HasSubstr("'many' is none of N, gpu, cpu and auto"));
 }
@@ -243,19 +248,19 @@ TEST(LaunchOptions, VariablesAreDefaultsAndEmptyOnesAreUnset) {
                                 {"PET_NO_PYTHON", "1"},
                                 {"PET_NNODES", ""}};
   const auto options = good({"x"}, environment);
-  EXPECT_EQ(options.nproc, 2);
+  EXPECT_EQ(options.node.nproc, 2);
   EXPECT_EQ(options.job.max_restarts, 0);
-  EXPECT_TRUE(options.no_python);
-  EXPECT_EQ(good({"--nproc-per-node=1", "x"}, environment).nproc, 1);
+  EXPECT_TRUE(options.program.no_python);
+  EXPECT_EQ(good({"--nproc-per-node=1", "x"}, environment).node.nproc, 1);
   EXPECT_THAT(problem({"x"}, {{"PET_NNODES", "9:1"}}), HasSubstr("PET_NNODES: "));
 }
 
 TEST(LaunchOptions, AbbreviationsThatAreUniqueInTorchrunStayUnique) {
   EXPECT_EQ(good({"--redirect=3", "x"}).output.redirects.of(LocalRank(5)), 3);
   EXPECT_EQ(good({"--re=1", "x"}).output.redirects.of(LocalRank(0)), 1);  // we also have --report, --restart-backoff
-  EXPECT_TRUE(good({"--stand", "x"}).local_job);
-  EXPECT_EQ(good({"--nproc=3", "x"}).nproc, 3);
-  EXPECT_EQ(good({"--nproc_per=3", "x"}).nproc, 3);
+  EXPECT_TRUE(good({"--stand", "x"}).rdzv.local_job);
+  EXPECT_EQ(good({"--nproc=3", "x"}).node.nproc, 3);
+  EXPECT_EQ(good({"--nproc_per=3", "x"}).node.nproc, 3);
   EXPECT_THAT(problem({"--lo=3", "x"}), HasSubstr("ambiguous"));
 }
 
@@ -270,6 +275,24 @@ TEST(LaunchOptions, StreamMaps) {
   }
 }
 
+// The README's table is the one of the code; DDPRUN_REWRITE=1 writes it.
+TEST(LaunchOptions, ReadmeHasTheKeysOfRdzvConf) {
+  const std::string path = DDPRUN_SOURCE_DIR "/launcher/README.md";
+  std::ifstream in(path);
+  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  const std::string begin = "<!-- rdzv-conf: begin -->\n", end = "<!-- rdzv-conf: end -->";
+  const auto first = text.find(begin), last = text.find(end);
+  ASSERT_NE(first, std::string::npos);
+  ASSERT_NE(last, std::string::npos);
+  const auto start = first + begin.size();
+  if (text.substr(start, last - start) != rdzv_conf_markdown() && std::getenv("DDPRUN_REWRITE") != nullptr) {
+    text.replace(start, last - start, rdzv_conf_markdown());
+    std::ofstream(path) << text;
+    return;
+  }
+  EXPECT_EQ(text.substr(start, last - start), rdzv_conf_markdown()) << "run it with DDPRUN_REWRITE=1, review the diff";
+}
+
 TEST(LaunchOptions, RdzvConf) {
   const auto options = good({"--rdzv-backend=c10d", "--rdzv-conf",
                              "join_timeout=5, last_call_timeout=1,keep_alive_interval=2,keep_alive_max_attempt=7,"
@@ -278,11 +301,11 @@ TEST(LaunchOptions, RdzvConf) {
   EXPECT_EQ(options.job.join_timeout, std::chrono::seconds(5));
   EXPECT_EQ(options.job.last_call_timeout, std::chrono::seconds(1));
   EXPECT_EQ(options.job.close_timeout, std::chrono::seconds(4));
-  EXPECT_EQ(options.conf.read_timeout, std::chrono::seconds(9));
+  EXPECT_EQ(options.rdzv.conf.read_timeout, std::chrono::seconds(9));
   EXPECT_EQ(options.job.keep_alive_interval, std::chrono::seconds(2));
   EXPECT_EQ(options.job.keep_alive_max_attempt, 7);
-  EXPECT_EQ(options.conf.is_host, true);
-  EXPECT_TRUE(options.conf.keep_on_silence);
+  EXPECT_EQ(options.rdzv.conf.is_host, true);
+  EXPECT_TRUE(options.rdzv.conf.keep_on_silence);
   EXPECT_THAT(options.warnings, IsEmpty());
   EXPECT_THAT(good({"--rdzv-conf=jion_timeout=5", "x"}).warnings,
               ElementsAre("--rdzv-conf: unknown key 'jion_timeout' is not used (did you mean join_timeout?)"));
@@ -300,13 +323,14 @@ TEST(LaunchOptions, RdzvConf) {
 
 TEST(LaunchOptions, Signals) {
   auto options = good({"x"});
-  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
-  EXPECT_THAT(options.signals_to_forward, ElementsAre(SIGUSR1, SIGUSR2));
+  EXPECT_THAT(options.supervision.signals_to_handle, ElementsAre(SIGTERM, SIGINT, SIGHUP, SIGQUIT));
+  EXPECT_THAT(options.supervision.signals_to_forward, ElementsAre(SIGUSR1, SIGUSR2));
   options = good({"--signals-to-handle=SIGTERM,usr1,SIGBOGUS", "x"});
-  EXPECT_THAT(options.signals_to_handle, ElementsAre(SIGTERM, SIGUSR1));
-  EXPECT_THAT(options.signals_to_forward, ElementsAre(SIGUSR2));
+  EXPECT_THAT(options.supervision.signals_to_handle, ElementsAre(SIGTERM, SIGUSR1));
+  EXPECT_THAT(options.supervision.signals_to_forward, ElementsAre(SIGUSR2));
   EXPECT_THAT(options.warnings, ElementsAre(HasSubstr("there is no signal 'SIGBOGUS'")));
-  EXPECT_THAT(good({"--signals-to-forward=WINCH,12", "x"}).signals_to_forward, ElementsAre(SIGWINCH, SIGUSR2));
+  EXPECT_THAT(good({"--signals-to-forward=WINCH,12", "x"}).supervision.signals_to_forward,
+              ElementsAre(SIGWINCH, SIGUSR2));
   EXPECT_THAT(problem({"--signals-to-handle=SIGKILL", "x"}), HasSubstr("cannot be caught"));
   EXPECT_THAT(problem({"--signals-to-forward=SIGTERM", "x"}), HasSubstr("stands in --signals-to-handle too"));
 }
@@ -314,11 +338,11 @@ TEST(LaunchOptions, Signals) {
 TEST(LaunchOptions, WorkerEnvironmentAndPresets) {
   const auto options = good({"--env", "A=1", "--env=B=x=y", "--nccl-debug", "--nccl-algo=Tree", "--nccl-shm-disable",
                              "--cuda-launch-blocking", "--network-interface=lo", "x"});
-  EXPECT_THAT(options.environment,
+  EXPECT_THAT(options.workers.environment,
               ElementsAre(Pair("NCCL_DEBUG", "INFO"), Pair("NCCL_ALGO", "Tree"), Pair("NCCL_SHM_DISABLE", "1"),
                           Pair("CUDA_LAUNCH_BLOCKING", "1"), Pair("NCCL_SOCKET_IFNAME", "lo"),
                           Pair("GLOO_SOCKET_IFNAME", "lo"), Pair("A", "1"), Pair("B", "x=y")));
-  EXPECT_THAT(good({"--nccl-debug-subsystems=INIT,NET", "x"}).environment,
+  EXPECT_THAT(good({"--nccl-debug-subsystems=INIT,NET", "x"}).workers.environment,
               ElementsAre(Pair("NCCL_DEBUG", "INFO"), Pair("NCCL_DEBUG_SUBSYS", "INIT,NET")));
   EXPECT_THAT(problem({"--env=RANK=3", "x"}), HasSubstr("RANK is set by ddprun"));
   EXPECT_THAT(problem({"--env=MASTER_PORT=3", "x"}), HasSubstr("MASTER_PORT is set by ddprun"));
@@ -326,8 +350,9 @@ TEST(LaunchOptions, WorkerEnvironmentAndPresets) {
 }
 
 TEST(LaunchOptions, WorkerLimits) {
-  EXPECT_THAT(good({"--worker-limit=address-space=4G,nofile=1024", "--worker-limit", "core=unlimited", "x"}).limits,
-              ElementsAre(Pair(RLIMIT_AS, 4ULL << 30), Pair(RLIMIT_NOFILE, 1024), Pair(RLIMIT_CORE, RLIM_INFINITY)));
+  EXPECT_THAT(
+      good({"--worker-limit=address-space=4G,nofile=1024", "--worker-limit", "core=unlimited", "x"}).workers.limits,
+      ElementsAre(Pair(RLIMIT_AS, 4ULL << 30), Pair(RLIMIT_NOFILE, 1024), Pair(RLIMIT_CORE, RLIM_INFINITY)));
   for (const char* text : {"nofile", "nofile=", "nofile=-1", "nofile=1.5", "files=3", "address-space=99999999999T"}) {
     EXPECT_THAT(problem({"--worker-limit=" + std::string(text), "x"}), HasSubstr("--worker-limit: ")) << text;
   }
@@ -336,16 +361,18 @@ TEST(LaunchOptions, WorkerLimits) {
 TEST(LaunchOptions, TimesAndLimitsOfTheSupervision) {
   const auto options = good({"--shutdown-timeout=2", "--restart-backoff=0.5", "--crash-loop-limit=4",
                              "--exit-code=torchrun", "--log-max-size=64K", "--port-range=20000-20010", "x"});
-  EXPECT_EQ(options.shutdown_timeout.count(), 2000);
-  EXPECT_EQ(options.restart_backoff.count(), 500);
+  EXPECT_EQ(options.supervision.shutdown_timeout.count(), 2000);
+  EXPECT_EQ(options.supervision.restart_backoff.count(), 500);
   EXPECT_EQ(options.job.crash_loop_limit, 4);
-  EXPECT_TRUE(options.torchrun_exit_codes);
+  EXPECT_TRUE(options.supervision.torchrun_exit_codes);
   EXPECT_EQ(options.output.log_max_size_bytes, 65536u);
-  EXPECT_EQ(options.first_port, 20000);
-  EXPECT_EQ(options.last_port, 20010);
-  EXPECT_EQ(good({"x"}).shutdown_timeout.count(), 30'000);
-  EXPECT_EQ(good({"x"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).shutdown_timeout.count(), 7000);
-  EXPECT_EQ(good({"--shutdown-timeout=0", "x"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).shutdown_timeout.count(), 0);
+  EXPECT_EQ(options.node.ports.first, 20000);
+  EXPECT_EQ(options.node.ports.last, 20010);
+  EXPECT_EQ(good({"x"}).supervision.shutdown_timeout.count(), 30'000);
+  EXPECT_EQ(good({"x"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}}).supervision.shutdown_timeout.count(), 7000);
+  EXPECT_EQ(good({"--shutdown-timeout=0", "x"}, {{"TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7"}})
+                .supervision.shutdown_timeout.count(),
+            0);
   EXPECT_THAT(problem({"--restart-backoff=-1", "x"}), HasSubstr("--restart-backoff: "));
   EXPECT_THAT(problem({"--port-range=9-3", "x"}), HasSubstr("--port-range: "));
   EXPECT_THAT(problem({"--log-max-size=big", "x"}), HasSubstr("--log-max-size: "));
@@ -365,11 +392,11 @@ TEST(LaunchOptions, WhatIsRefused) {
 
 TEST(LaunchOptions, LegacyLocalRank) {
   using Argument = LocalRankArgument;
-  EXPECT_EQ(good({"x"}, {}, Flavour::launch).local_rank_argument, Argument::by_script);
-  EXPECT_EQ(good({"--use_env", "x"}, {}, Flavour::launch).local_rank_argument, Argument::none);
-  EXPECT_EQ(good({"--local-rank-style=underscore", "x"}, {}, Flavour::launch).local_rank_argument,
+  EXPECT_EQ(good({"x"}, {}, Flavour::launch).program.local_rank_argument, Argument::by_script);
+  EXPECT_EQ(good({"--use_env", "x"}, {}, Flavour::launch).program.local_rank_argument, Argument::none);
+  EXPECT_EQ(good({"--local-rank-style=underscore", "x"}, {}, Flavour::launch).program.local_rank_argument,
             Argument::underscore);
-  EXPECT_EQ(good({"x"}).local_rank_argument, Argument::none);
+  EXPECT_EQ(good({"x"}).program.local_rank_argument, Argument::none);
   EXPECT_THAT(problem({"--use-env", "x"}), HasSubstr("--use-env"));  // not an option of ddprun itself
 }
 
@@ -383,11 +410,11 @@ TEST(LaunchOptions, FiltersThatSeeNothingAreSaid) {
 }
 
 TEST(LaunchOptions, LogLevel) {
-  EXPECT_EQ(good({"x"}).log_level, "info");
-  EXPECT_FALSE(good({"x"}).log_level_given);
-  EXPECT_TRUE(good({"--log-level=info", "x"}).log_level_given);
-  EXPECT_EQ(good({"x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "warning");
-  EXPECT_EQ(good({"--log-level=debug", "x"}, {{"LOGLEVEL", "WARNING"}}).log_level, "debug");
+  EXPECT_EQ(good({"x"}).logs.level, LogLevel::info);
+  EXPECT_FALSE(good({"x"}).logs.level_given);
+  EXPECT_TRUE(good({"--log-level=info", "x"}).logs.level_given);
+  EXPECT_EQ(good({"x"}, {{"LOGLEVEL", "WARNING"}}).logs.level, LogLevel::warning);
+  EXPECT_EQ(good({"--log-level=debug", "x"}, {{"LOGLEVEL", "WARNING"}}).logs.level, LogLevel::debug);
   EXPECT_THAT(problem({"--log-level=loud", "x"}), HasSubstr("'loud' is none of"));
 }
 
@@ -430,8 +457,8 @@ TEST(LaunchOptions, StandardInput) {
     return ranks;
   };
   using Ranks = std::vector<int>;
-  const auto policy = [](const char* text) { return good({"--nproc-per-node=3", text, "x"}).stdin_policy; };
-  const StdinPolicy automatic = good({"--nproc-per-node=3", "x"}).stdin_policy;
+  const auto policy = [](const char* text) { return good({"--nproc-per-node=3", text, "x"}).workers.stdin_policy; };
+  const StdinPolicy automatic = good({"--nproc-per-node=3", "x"}).workers.stdin_policy;
   EXPECT_EQ(given_to(automatic, Source::terminal), (Ranks{0, 1, 2}));
   EXPECT_EQ(given_to(automatic, Source::background_terminal), Ranks{});
   EXPECT_EQ(given_to(automatic, Source::other), Ranks{0});

@@ -33,7 +33,7 @@ HostState good_host() {
 
 LaunchOptions job(std::int64_t workers) {
   LaunchOptions options;
-  options.nproc = workers;
+  options.node.nproc = workers;
   options.job.nnodes_max = 2;
   return options;
 }
@@ -60,7 +60,7 @@ TEST(Preflight, MoreWorkersThanGpus) {
   host.gpus = host.visible_gpus = 0;  // a CPU job
   EXPECT_THAT(words(host, job(3)), IsEmpty());
   auto options = job(2);
-  options.devices = {"0", "9"};
+  options.workers.devices = {"0", "9"};
   EXPECT_THAT(words(good_host(), options), ElementsAre(HasSubstr("error GPUs: --devices: there is no GPU 9")));
 }
 
@@ -72,12 +72,12 @@ TEST(Preflight, SeveralMigInstancesForOneProcess) {
               ElementsAre(HasSubstr("2 workers, but CUDA shows a process only one of the 3 MIG instances")));
   EXPECT_THAT(words(host, job(1)), IsEmpty());
   auto options = job(3);
-  options.virtual_local_rank = true;
+  options.workers.virtual_local_rank = true;
   EXPECT_THAT(words(host, options), IsEmpty());
-  options.devices = {"MIG-1", "MIG-2", "MIG-3"};
+  options.workers.devices = {"MIG-1", "MIG-2", "MIG-3"};
   host.mig_instances = 0, host.visible_gpus = 1;
   EXPECT_THAT(words(host, options), IsEmpty());
-  options.virtual_local_rank = false;
+  options.workers.virtual_local_rank = false;
   EXPECT_THAT(words(host, options), ElementsAre(HasSubstr("--virtual-local-rank")));
 }
 
@@ -85,7 +85,7 @@ TEST(Preflight, DevicesWithoutADriver) {
   auto host = good_host();
   host.gpus.reset();
   auto options = job(2);
-  options.devices = {"0", "1"};
+  options.workers.devices = {"0", "1"};
   EXPECT_THAT(words(host, options), ElementsAre(HasSubstr("--devices=0,1 only sets CUDA_VISIBLE_DEVICES here")));
 }
 
@@ -154,13 +154,13 @@ TEST(Preflight, NamesAndInterfaces) {
   host.host_addresses.reset();
   EXPECT_THAT(words(host, job(2)), IsEmpty());
   auto options = job(2);
-  options.network_interface = "ib0";
+  options.node.network_interface = "ib0";
   EXPECT_THAT(words(host, options), ElementsAre(HasSubstr("there is no 'ib0' here; there are lo, eth0")));
 }
 
 TEST(Preflight, AddressSpaceLimitAndGpusDoNotMix) {
   auto options = job(2);
-  options.limits = {{RLIMIT_AS, 1ULL << 32}};
+  options.workers.limits = {{RLIMIT_AS, 1ULL << 32}};
   EXPECT_THAT(words(good_host(), options), ElementsAre(HasSubstr("CUDA reserves far more address space")));
 }
 

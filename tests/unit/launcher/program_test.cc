@@ -68,6 +68,14 @@ class ProgramTest : public testing::Test {
   std::map<std::string, std::string> environment;
 };
 
+TEST_F(ProgramTest, AnInstallationHasTheTrainerInLibexec) {
+  files.files.erase("/opt/ddprun/bin/trainer");
+  files.file("/opt/ddprun/bin/../libexec/ddprun/trainer", kElf, true).file("/usr/bin/trainer", kElf, true);
+  EXPECT_EQ(good("trainer").executable, "/opt/ddprun/bin/../libexec/ddprun/trainer");
+  files.file("/opt/ddprun/bin/trainer", kElf, true);
+  EXPECT_EQ(good("trainer").executable, "/opt/ddprun/bin/trainer");
+}
+
 TEST_F(ProgramTest, AFileThatCannotBeReachedSaysWhy) {
   files.files["loop"].error = ELOOP;
   files.files["./closed/run"].error = EACCES;

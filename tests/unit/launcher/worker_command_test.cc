@@ -27,15 +27,15 @@ WorkerEnv place(std::int64_t local_rank) {
   WorkerEnv env;
   env.rank = Rank(4 + local_rank);
   env.local_rank = LocalRank(local_rank);
-  env.world_size = 8;
+  env.slice.world_size = 8;
   env.local_world_size = 4;
-  env.master = Endpoint{"127.0.0.1", 1234};
+  env.slice.master = Endpoint{"127.0.0.1", 1234};
   return env;
 }
 
 TEST(WorkerCommand, LocalRankIsReplacedInArgumentsOnly) {
   LaunchOptions options;
-  options.arguments = {"--out=log${local_rank}${local_rank}", "${RANK}", "$local", "a b"};
+  options.program.arguments = {"--out=log${local_rank}${local_rank}", "${RANK}", "$local", "a b"};
   const WorkerCommand command(options, python_program(), {}, 4);
   EXPECT_THAT(command.arguments(LocalRank(12)),
               ElementsAre("/usr/bin/python3", "-u", "train_12.py", "--out=log1212", "${RANK}", "$local", "a b"));
@@ -43,11 +43,11 @@ TEST(WorkerCommand, LocalRankIsReplacedInArgumentsOnly) {
 
 TEST(WorkerCommand, LegacyLocalRankStandsRightBehindTheScript) {
   LaunchOptions options;
-  options.arguments = {"--lr", "1"};
-  options.local_rank_argument = LocalRankArgument::hyphen;
+  options.program.arguments = {"--lr", "1"};
+  options.program.local_rank_argument = LocalRankArgument::hyphen;
   const auto arguments = [&options] { return WorkerCommand(options, python_program(), {}, 4).arguments(LocalRank(3)); };
   EXPECT_THAT(arguments(), ElementsAre("/usr/bin/python3", "-u", "train_3.py", "--local-rank=3", "--lr", "1"));
-  options.local_rank_argument = LocalRankArgument::underscore;
+  options.program.local_rank_argument = LocalRankArgument::underscore;
   EXPECT_THAT(arguments(), ElementsAre("/usr/bin/python3", "-u", "train_3.py", "--local_rank=3", "--lr", "1"));
 }
 
@@ -76,7 +76,9 @@ TEST(WorkerCommand, OmpThreadsAreAShareOfTheCpusUnlessSet) {
     return env.contains("OMP_NUM_THREADS") ? env.at("OMP_NUM_THREADS") : "unset";
   };
   EXPECT_EQ(omp({}, 64), "unset");  // one worker
-  options.nproc = 4;
+  // One that would count more CPUs than it may use.
+  EXPECT_EQ(WorkerCommand(options, python_program(), {}, 3, true).environment(place(0))->at("OMP_NUM_THREADS"), "3");
+  options.node.nproc = 4;
   EXPECT_EQ(omp({}, 64), "16");
   EXPECT_EQ(omp({}, 7), "1");
   EXPECT_EQ(omp({}, 2), "1");
@@ -86,9 +88,9 @@ TEST(WorkerCommand, OmpThreadsAreAShareOfTheCpusUnlessSet) {
 
 TEST(WorkerCommand, OptionsForTheEnvironmentWinOverTheOuterOne) {
   LaunchOptions options;
-  options.environment = {{"NCCL_DEBUG", "INFO"}, {"A", "1"}, {"A", "2"}};
-  options.devices = {"0", "2"};
-  options.signals_to_handle = {SIGTERM, SIGUSR1};
+  options.workers.environment = {{"NCCL_DEBUG", "INFO"}, {"A", "1"}, {"A", "2"}};
+  options.workers.devices = {"0", "2"};
+  options.supervision.signals_to_handle = {SIGTERM, SIGUSR1};
   const EnvironmentMap outer{{"NCCL_DEBUG", "WARN"}, {"CUDA_VISIBLE_DEVICES", "7"}};
   const auto env = *WorkerCommand(options, python_program(), outer, 4).environment(place(0));
   EXPECT_EQ(env.at("NCCL_DEBUG"), "INFO");
@@ -99,7 +101,7 @@ TEST(WorkerCommand, OptionsForTheEnvironmentWinOverTheOuterOne) {
 
 TEST(WorkerCommand, VirtualLocalRankGivesEachWorkerOneDevice) {
   LaunchOptions options;
-  options.virtual_local_rank = true;
+  options.workers.virtual_local_rank = true;
   const auto env_of = [&options](const EnvironmentMap& outer, std::int64_t rank) {
     return WorkerCommand(options, python_program(), outer, 4).environment(place(rank));
   };

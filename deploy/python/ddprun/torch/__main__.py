@@ -5,8 +5,15 @@ import importlib.metadata
 import os
 import runpy
 import sys
+from typing import Any, Iterable
 
 from ddprun.torch import install
+
+
+def _console_scripts() -> Iterable[Any]:
+    if sys.version_info >= (3, 10):
+        return importlib.metadata.entry_points(group="console_scripts")
+    return importlib.metadata.entry_points().get("console_scripts", [])
 
 
 def main() -> None:
@@ -27,8 +34,7 @@ def main() -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = words
-    for entry in importlib.metadata.entry_points(group="console_scripts") if sys.version_info >= (3, 10) else \
-            importlib.metadata.entry_points().get("console_scripts", []):
+    for entry in _console_scripts():
         if entry.name == os.path.basename(words[0]) and not words[0].endswith(".py"):
             sys.exit(entry.load()())
     if not os.path.isfile(words[0]):

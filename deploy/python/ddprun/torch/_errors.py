@@ -16,7 +16,7 @@ from ddprun._elastic import WorkersFailed
 from ddprun._job import Failure, Report
 
 
-class ChildrenFailed(ChildFailedError, WorkersFailed):
+class ChildrenFailed(ChildFailedError, WorkersFailed):  # type: ignore[misc, unused-ignore]  # torch may be untyped
     """Caught by `except ChildFailedError` and by `except ddprun.WorkersFailed`."""
 
     def __init__(self, name: str, failures: dict[int, ProcessFailure], report: Report):
