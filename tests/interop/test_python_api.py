@@ -130,6 +130,15 @@ class PythonApi(PythonTest):
                           "except ddprun.JobFailed as error: print(error.report.exit_code)\n")
         self.assertEqual((run.code, run.out), (0, "7 7 ['so it ends']\n7\n"), run)
 
+    def test_a_report_of_the_callers_own_is_read_too(self):
+        run = self.python("import ddprun, sys\n"
+                          "words = ['--no-python', 'sh', '-c', 'exit 7']\n"
+                          "for flag in (['--report=' + sys.argv[1]], ['--report', sys.argv[1]]):\n"
+                          "    print(ddprun.run([*flag, *words], capture=True).root_cause.exit_code)\n"
+                          "report = ddprun.run(['--no-such-flag', '--report=' + sys.argv[1], *words], capture=True)\n"
+                          "print(report.exit_code, report.root_cause)\n", self.dir / "report.json")
+        self.assertEqual((run.code, run.out), (0, "7\n7\n2 None\n"), run)
+
     def test_a_stop_signal_reaches_the_workers_and_ends_the_caller(self):
         running = self.start(sys.executable, self.write("caller.py", (
             "import ddprun, time, sys\n"
