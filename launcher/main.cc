@@ -202,7 +202,7 @@ int run(int argc, char** argv) {
   if (!engine) return engine_error(context.program_name, engine.error());
   auto options = make_launch_options(*parsed, flavour, environment, host);
   if (!options) return usage_error(context.program_name, options.error());
-  if (!engine->note.empty()) options->logs.notes.push_back(engine->note);
+  if (!engine->note.empty()) options->notes.push_back(engine->note);
   if (engine->used) options->rdzv.conf.is_host = engine->hosts;
   log_init(context.program_name, options->logs.level);
   take_over(inherited, context.inherited, *options);
