@@ -3,7 +3,8 @@
  * way round. Link with `pkg-config --libs ddprun-store`, or find_package(ddprun) and ddprun::store.
  *
  * Every call has a deadline, in milliseconds, or of 30 s where it takes none, and returns 0 or one of the codes below;
- * ddprun_store_error() then has the sentence. A handle is for one thread at a time; threads that wait need a handle each.
+ * ddprun_store_error() then has the sentence. A handle is for one thread at a time; threads that wait need a handle
+ * each.
  */
 #ifndef DDPRUN_STORE_H
 #define DDPRUN_STORE_H

@@ -40,9 +40,9 @@ TEST(EngineOptions, WhatIsNotGivenIsTaken) {
   host.cpu_count = [] { return 2; };
   const auto launch = make_launch_options(options, Flavour::run, env.lookup(), host).value();
   EXPECT_EQ(launch.job.nnodes_min, 4);
-  EXPECT_EQ(launch.node_rank, 3);
-  EXPECT_EQ(launch.endpoint.to_string(), "hd1:20008");
-  EXPECT_EQ(launch.run_id.value, task.job);
+  EXPECT_EQ(launch.node.rank, 3);
+  EXPECT_EQ(launch.rdzv.endpoint.to_string(), "hd1:20008");
+  EXPECT_EQ(launch.rdzv.run_id.value, task.job);
 }
 
 TEST(EngineOptions, FlagsAndVariablesComeFirst) {
