@@ -2,8 +2,9 @@
  * ddprun-rendezvous. It is PyTorch's TCPStore: a key that is set here can be read with torch's TCPStore, and the other
  * way round. Link with `pkg-config --libs ddprun-store`, or find_package(ddprun) and ddprun::store.
  *
- * Every call has a deadline in milliseconds and returns 0 or one of the codes below; ddprun_store_error() then has the
- * sentence. A handle is for one thread at a time; threads that wait need a handle each.
+ * Every call has a deadline, in milliseconds, or of 30 s where it takes none, and returns 0 or one of the codes below;
+ * ddprun_store_error() then has the sentence. A handle is for one thread at a time; threads that wait need a handle
+ * each.
  */
 #ifndef DDPRUN_STORE_H
 #define DDPRUN_STORE_H

@@ -2,18 +2,22 @@
 // programs start on every host since 2021. Hidden, so that no shared library ever gets these instead of glibc's.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <link.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-// libstdc++'s std::random_device. glibc 2.36's own cannot fail either.
+// libstdc++'s std::random_device. glibc 2.36's own cannot fail either: without randomness (a sandbox that forbids the
+// call) there is no way on, and asking for ever is none.
 HIDDEN uint32_t ddprun_arc4random(void) __asm__("arc4random");
 uint32_t ddprun_arc4random(void) {
   uint32_t word;
   while (getrandom(&word, sizeof word, 0) != (ssize_t)sizeof word) {
+    if (errno != EINTR) abort();
   }
   return word;
 }

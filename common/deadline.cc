@@ -4,8 +4,26 @@
 
 namespace ddprun {
 
-struct Deadline::State {
+namespace {
+
+// An operation that ends in the very turn in which the limit passes is not cancelled any more, and what awaits it may
+// begin another one: so it is asked again.
+constexpr std::chrono::milliseconds kAgain{20};
+
+}  // namespace
+
+struct Deadline::State : std::enable_shared_from_this<State> {
   explicit State(const boost::asio::any_io_executor& executor) : timer(executor) {}
+  void wait() {
+    timer.async_wait([state = shared_from_this()](const boost::system::error_code& ec) {
+      if (ec || state->done) return;
+      state->expired = true;
+      if (state->on_expiry) state->on_expiry();
+      state->timer.expires_after(kAgain);
+      state->wait();
+    });
+  }
+
   boost::asio::steady_timer timer;
   std::function<void()> on_expiry;
   bool expired = false;
@@ -17,11 +35,7 @@ Deadline::Deadline(const boost::asio::any_io_executor& executor, std::chrono::mi
     : state_(std::make_shared<State>(executor)) {
   state_->on_expiry = std::move(on_expiry);
   state_->timer.expires_after(limit);
-  state_->timer.async_wait([state = state_](const boost::system::error_code& ec) {
-    if (ec || state->done) return;
-    state->expired = true;
-    if (state->on_expiry) state->on_expiry();
-  });
+  state_->wait();
 }
 
 Deadline::~Deadline() {

@@ -8,7 +8,7 @@
 
 namespace ddprun {
 
-// Runs `on_expiry` (typically: cancel a socket) when a time limit passes, unless it is destroyed first.
+// Runs `on_expiry` (typically: cancel a socket) when a time limit passes, and again every 20 ms until it is destroyed.
 // The state is shared: an expired timer's handler may already be queued when the awaiting frame goes away.
 class Deadline {
  public:

@@ -23,14 +23,15 @@
 //   2     starter  Start: texts argv, texts environment, text folder, u8 stdin, u32 silence ms, u32 patience ms
 //   3     starter  Signal: u8 number
 //   4     both     Alive: nothing. The starter sends one every alive_every(), the node answers each
-//   5     starter  Input: bytes for local rank 0's standard input; none: its end
+//   5     both     Input: bytes for local rank 0's standard input; none: its end. The node answers with none when it
+//                  has written them. The next ones come only then: a worker that reads nothing fills no memory
 //   6     node     Output: u8 stream (1, 2), bytes
 //   7     node     End: u8 exit code, text sentence (why nothing was run; else empty), text report (JSON or empty)
 // text: u32 length and bytes. texts: u32 count, then texts.
 namespace ddprun::launcher::hosts {
 
 inline constexpr std::string_view kMagic{"\0ddprun-hosts-1\n", 16};
-inline constexpr std::uint16_t kVersion = 1;
+inline constexpr std::uint16_t kVersion = 2;
 inline constexpr std::size_t kMaxFrame = 8 << 20;  // an environment of 2 MiB (the kernel's limit) and arguments
 inline constexpr std::size_t kMaxNoise = 64 << 10;
 

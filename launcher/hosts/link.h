@@ -17,8 +17,6 @@ namespace ddprun::launcher::hosts {
 // A remote shell and the conversation over it. Never waits.
 class Link {
  public:
-  static constexpr std::size_t kInputBacklog = 256 * 1024;
-
   // Starts the shell. Errors: not_found, not_executable, exhausted, system.
   Result<void> open(const std::vector<std::string>& command, const InheritedSignals& inherited);
   ~Link();
@@ -28,7 +26,6 @@ class Link {
 
   bool is_open() const { return pid_ >= 0; }
   void send(const Message& message);
-  bool wants_input() const { return to_send_.size() < kInputBacklog; }
   bool has_to_send() const { return in_ && !to_send_.empty(); }
 
   // What poll(2) should look at; -1 = nothing any more.

@@ -146,8 +146,13 @@ class Node {
     starter_gone_ = true;
     to_send_.clear();
     if (child_ < 0) return;
-    ::kill(child_, SIGTERM);
+    signal_child(SIGTERM);
     kill_at_ = now + patience_;
+  }
+
+  // Once it is reaped its number may be another's, though its output is still on the way.
+  void signal_child(int number) const {
+    if (child_ >= 0 && !status_) ::kill(child_, number);
   }
 
   void take(const Start& order) {
@@ -160,12 +165,12 @@ class Node {
     }
   }
   void take(const Signal& signal) {
-    if (child_ >= 0 && signal.number > 0) ::kill(child_, signal.number);
+    if (signal.number > 0) signal_child(signal.number);
   }
   void take(const Alive&) { to_send_ += encode(Alive{}); }
   void take(const Input& input) {
     if (!input_) return;
-    if (input.bytes.empty()) input_ends_ = true;
+    (input.bytes.empty() ? input_ends_ : input_owed_) = true;
     input_bytes_ += input.bytes;
   }
   void take(const Hello&) {}
@@ -221,7 +226,7 @@ class Node {
   void pass_signals() {
     for (const int number : signals_.take()) {
       if (child_ >= 0) {
-        ::kill(child_, number);
+        signal_child(number);
       } else if (!finished_) {
         finish(exit_code::kSignalBase + number, "its ddprun got a signal before it was told anything");
       }
@@ -240,6 +245,10 @@ class Node {
     }
     if (!input_) return;
     const bool open = write_some(input_.get(), input_bytes_);
+    if (open && input_bytes_.empty() && input_owed_) {
+      input_owed_ = false;
+      if (!starter_gone_) to_send_ += encode(Input{});
+    }
     if (!open || (input_ends_ && input_bytes_.empty())) input_.reset();
   }
 
@@ -251,7 +260,7 @@ class Node {
         status_ = ExitStatus::from_wait_status(status);
         drained_at_ = now + kDrain;
       } else if (kill_at_ && now >= *kill_at_) {
-        ::kill(child_, SIGKILL);  // its guard ends the workers
+        signal_child(SIGKILL);  // its guard ends the workers
         kill_at_ = now + kKillAgain;
       }
     }
@@ -288,7 +297,7 @@ class Node {
   std::optional<ExitStatus> status_;
   std::map<int, UniqueFd> outputs_;  // by stream
   UniqueFd input_, report_;
-  bool input_ends_ = false, starter_gone_ = false, finished_ = false;
+  bool input_ends_ = false, input_owed_ = false, starter_gone_ = false, finished_ = false;
   int code_ = exit_code::kFailure;
   TimePoint heard_;
   std::chrono::milliseconds silence_ = kOrderTimeout, patience_{30'000};

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <deque>
-#include <map>
 #include <utility>
 
 #include "common/exit_code.h"
@@ -258,9 +257,11 @@ class Starter {
   void take(std::size_t, Alive&, TimePoint) {}
   void take(std::size_t, Start&, TimePoint) {}
   void take(std::size_t, Signal&, TimePoint) {}
-  void take(std::size_t, Input&, TimePoint) {}
+  void take(std::size_t i, Input&, TimePoint) {
+    if (i == 0) input_under_way_ = false;
+  }
 
-  bool takes_input() const { return wants_input_ && job_.runs(0) && links_.front().wants_input(); }
+  bool takes_input() const { return wants_input_ && !input_under_way_ && job_.runs(0); }
 
   void pass_input() {
     if (!takes_input()) return;
@@ -269,6 +270,7 @@ class Starter {
     Input input;
     wants_input_ = read_some(STDIN_FILENO, input.bytes, 64 * 1024);
     if (!input.bytes.empty() || !wants_input_) links_.front().send(input);
+    input_under_way_ = !input.bytes.empty();
   }
 
   // ---- our console ----
@@ -335,7 +337,7 @@ class Starter {
   Endpoint first_;
   std::vector<std::pair<std::size_t, std::string>> failed_dials_;  // not told yet: act() is on the stack
   TimePoint next_alive_;
-  bool finished_ = false, wants_input_ = false;
+  bool finished_ = false, wants_input_ = false, input_under_way_ = false;
 };
 
 }  // namespace

@@ -85,16 +85,19 @@ void Strangers::replace(Stranger& stranger, Stranger& by) {
 }
 
 bool Strangers::make_room() {
-  const auto fewer = [](const auto& a, const auto& b) { return a.second < b.second; };
-  const auto most = std::max_element(by_address_.begin(), by_address_.end(), fewer);
-  if (most == by_address_.end()) return false;
+  // The oldest silent one of the address that has most strangers; those of that address may all have spoken.
+  Stranger* found = nullptr;
+  std::size_t most = 0;
   for (Stranger* stranger = first_; stranger != nullptr; stranger = stranger->next_) {
-    if (!(stranger->key_ == most->first) || !is_silent(stranger->descriptor())) continue;
-    ++turned_away_;
-    stranger->turn_away("too many connections that have not said whose they are");
-    return true;
+    const std::size_t number = by_address_.at(stranger->key_);
+    if (number <= most || !is_silent(stranger->descriptor())) continue;
+    found = stranger;
+    most = number;
   }
-  return false;
+  if (found == nullptr) return false;
+  ++turned_away_;
+  found->turn_away("too many connections that have not said whose they are");
+  return true;
 }
 
 void Strangers::look_at(TimePoint when) {
@@ -117,8 +120,10 @@ void Strangers::on_time() {
     const Duration age = now - stranger->since_;
     const Duration allowed = crowded(*stranger) ? limits_.patience : limits_.time;
     if (age < allowed) {
-      next = std::min(next, stranger->since_ + allowed);
-      if (age < limits_.patience) break;  // those behind it are younger
+      // Those behind it are younger, but may have less time: the crowd of another address.
+      const bool young = age < limits_.patience;
+      next = std::min(next, stranger->since_ + (young ? std::min(allowed, Duration(limits_.patience)) : allowed));
+      if (young) break;
     } else if (age < limits_.time * kTimesAtMost && !is_silent(stranger->descriptor())) {
       next = std::min(next, now + limits_.patience);
     } else {

@@ -130,6 +130,15 @@ class PythonApi(PythonTest):
                           "except ddprun.JobFailed as error: print(error.report.exit_code)\n")
         self.assertEqual((run.code, run.out), (0, "7 7 ['so it ends']\n7\n"), run)
 
+    def test_a_report_of_the_callers_own_is_read_too(self):
+        run = self.python("import ddprun, sys\n"
+                          "words = ['--no-python', 'sh', '-c', 'exit 7']\n"
+                          "for flag in (['--report=' + sys.argv[1]], ['--report', sys.argv[1]]):\n"
+                          "    print(ddprun.run([*flag, *words], capture=True).root_cause.exit_code)\n"
+                          "report = ddprun.run(['--no-such-flag', '--report=' + sys.argv[1], *words], capture=True)\n"
+                          "print(report.exit_code, report.root_cause)\n", self.dir / "report.json")
+        self.assertEqual((run.code, run.out), (0, "7\n7\n2 None\n"), run)
+
     def test_a_stop_signal_reaches_the_workers_and_ends_the_caller(self):
         running = self.start(sys.executable, self.write("caller.py", (
             "import ddprun, time, sys\n"
@@ -146,6 +155,26 @@ class PythonApi(PythonTest):
         run = running.wait()
         self.assertEqual(run.code, 143, run)
         self.assertEqual(len(list(state.glob("saved*"))), 2, run)
+
+    def test_a_stop_that_comes_while_the_job_is_started_reaches_it(self):
+        run = self.python("import os, signal, subprocess\n"
+                          "from ddprun._signals import Forwarding\n"
+                          "with Forwarding() as signals:\n"
+                          "    os.kill(os.getpid(), signal.SIGTERM)\n"
+                          "    job = subprocess.Popen(['sleep', '600'])\n"
+                          "    signals.attach(job)\n"
+                          "    print(job.wait(60))\n")
+        self.assertEqual((run.code, run.out), (0, "-15\n"), run)
+
+    def test_a_stream_that_fails_does_not_hold_up_the_job(self):
+        run = self.python("import subprocess\n"
+                          "from ddprun._streams import Pump\n"
+                          "class Broken:\n"
+                          "    def write(self, text): raise RuntimeError('this cell is closed')\n"
+                          "job = subprocess.Popen(['head', '-c', '1000000', '/dev/zero'], stdout=subprocess.PIPE)\n"
+                          "Pump(Broken()).start(job.stdout)\n"
+                          "print(job.wait(60))\n")
+        self.assertEqual((run.code, run.out), (0, "0\n"), run)
 
     def test_preemption_saves_once_and_not_in_forked_children(self):
         script = self.write("forks.py", (
@@ -223,7 +252,6 @@ class BehindTorch(PythonTest):
         self.assertEqual(sorted(run.out.splitlines()), ["0-of-2", "1-of-2", "{0: 2, 1: 2}"], run)
 
     def test_an_ide_that_runs_the_module(self):
-        self.write("sitecustomize.py", "import sys\n")  # nothing: the module is what is named
         run = self.start(sys.executable, "-m", "ddprun.torch", "-m", "torch.distributed.launch", "--nproc_per_node=2",
                          self.write("old.py", "import sys; print(sys.argv[1:])\n"), env=self.env()).wait()
         self.assertEqual((run.code, sorted(run.out.splitlines())),
@@ -252,11 +280,13 @@ class PytestPlugin(PythonTest):
             "    assert rank == 0, 'rank one is not happy'\n"
             "@pytest.mark.ranks(2)\n"
             "def test_skips(): pytest.skip('not here')\n"
+            "@pytest.mark.ranks(1)\n"
+            "def test_skips_alone(): pytest.skip('nor here')\n"
             "def test_plain(): pass\n"))
         run = self.start(sys.executable, "-m", "pytest", "-q", "-p", "ddprun.pytest_plugin", "-p", "no:cacheprovider",
                          "test_ranks.py", env=self.env()).wait()
         self.assertEqual(run.code, 1, run)
-        self.assertIn("1 failed, 2 passed, 1 skipped", run.out, run)
+        self.assertIn("1 failed, 2 passed, 2 skipped", run.out, run)
         self.assertIn("rank one is not happy", run.out)
 
 

@@ -18,7 +18,7 @@ exec 9>"$cache/lock" # two runs at once must not fill one folder
 flock -w 1800 9 || { echo "packages: another run has held $cache/lock for half an hour" >&2; exit 1; }
 
 # Everything that the packages are made of, as it lies here.
-sources=(CMakeLists.txt CMakePresets.json CHANGELOG.md LICENSE README.md pyproject.toml cmake common deploy launcher rendezvous worker)
+sources=(CMakeLists.txt CMakePresets.json CHANGELOG.md LICENSE README.md pyproject.toml client cmake common deploy launcher rendezvous worker)
 key=$({ echo "${DDPRUN_CUDA:-OFF}"; git log -1 --format=%H -- "${sources[@]}"; git diff HEAD -- "${sources[@]}"; git ls-files -o --exclude-standard -- "${sources[@]}" | xargs -r sha256sum; } | sha256sum | cut -c1-20)
 DDPRUN_PACKAGES=$cache/$key
 

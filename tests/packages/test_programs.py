@@ -1,4 +1,4 @@
-"""What the programs need of a host: glibc 2.34 and nothing else; and what a start costs."""
+"""What the programs need of a host: glibc 2.34 and nothing else."""
 import os
 import pathlib
 import re

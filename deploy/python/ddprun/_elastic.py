@@ -138,7 +138,7 @@ def launch(arguments: list[str], *, called_as: str = "ddprun", name: str = "") -
         sys.stdout.flush()  # before the job writes to the same file
     with Forwarding() as signals:
         with job:
-            signals.to = job.process
+            signals.attach(job.process)
             for stream, source in ((out, job.process.stdout), (pump, job.process.stderr)):
                 if stream is not None:
                     stream.start(source)

@@ -96,6 +96,7 @@ class Job:
                  "DDPRUN_PROGRESS_DIR": os.path.join(self._folder, "progress"), **(self._env or {})}
         self._report_path = extra["DDPRUN_REPORT"]
         os.mkdir(os.path.join(self._folder, "progress"))
+        self._begun = os.stat(self._folder).st_mtime
         try:
             # A file takes everything, whether somebody reads or not.
             both = open(os.path.join(self._folder, "output"), "wb") if self._capture else None
@@ -175,14 +176,27 @@ class Job:
         if getattr(self, "_folder", "") and not self.running:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _own_reports(self) -> list[str]:
+        """Where the report lies if the caller's own --report has won over ours."""
+        found = [following if word == "--report" else word[len("--report="):]
+                 for word, following in zip(self.argv, [*self.argv[1:], ""])
+                 if word == "--report" or word.startswith("--report=")]
+        return [os.path.join(self._cwd or "", path) for path in found if path]
+
     def _finish(self) -> None:
         code = self.process.returncode
         raw: dict[str, Any] = {}
-        try:
-            with open(self._report_path, encoding="utf-8") as file:
-                raw = json.load(file)
-        except (OSError, ValueError):
-            pass  # a bad flag, or ddprun itself was killed: there is only the code
+        for path in (self._report_path, *self._own_reports()):
+            try:
+                with open(path, encoding="utf-8") as file:
+                    found = json.load(file)
+                    written = os.fstat(file.fileno()).st_mtime
+                # A file of another job, or of the script, is no report of this one.
+                if written >= self._begun and isinstance(found, dict) and "failures" in found:
+                    raw = found
+                    break
+            except (OSError, ValueError):
+                pass  # a bad flag, or ddprun itself was killed: there is only the code
         cause = raw.get("root_cause")
         self._report = Report(exit_code=128 - code if code < 0 else code, success=code == 0,
                               reason=raw.get("reason", ""), root_cause=Failure.of(cause) if cause else None,

@@ -15,8 +15,9 @@ class Forwarding:
     """In the main thread only; elsewhere Python has no handlers, and the main thread's stay as they are."""
 
     def __init__(self) -> None:
-        self.to: Optional["subprocess.Popen[Any]"] = None
+        self._to: Optional["subprocess.Popen[Any]"] = None
         self._stopped_by: Optional[int] = None
+        self._early: Optional[int] = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Forwarding":
@@ -32,8 +33,17 @@ class Forwarding:
     def _handle(self, number: int, _: Any) -> None:
         if number in _STOP:
             self._stopped_by = number
-        if self.to is not None and self.to.poll() is None:
-            self.to.send_signal(number)
+        if self._to is None:
+            self._early = number if number in _STOP else self._early
+        elif self._to.poll() is None:
+            self._to.send_signal(number)
+
+    def attach(self, process: "subprocess.Popen[Any]") -> None:
+        """From here on signals go to `process`; a stop that came while it was started goes now, once."""
+        self._to = process
+        early, self._early = self._early, None
+        if early is not None and process.poll() is None:
+            process.send_signal(early)
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():

@@ -27,7 +27,7 @@ class Pump:
             try:
                 self._to.write(text)
                 self._to.flush()
-            except (OSError, ValueError):
+            except Exception:  # a stream of anybody's making
                 pass  # the reader is gone; the job is not to stand still for that
             if not chunk:
                 return

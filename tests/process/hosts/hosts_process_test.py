@@ -2,6 +2,7 @@
 import os
 import pathlib
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -91,6 +92,31 @@ class OverHosts(HostShells):
                 self.assertNotIn("not for ps", words)
         self.order("stop")
         self.assertEqual(job.wait(60), 0, (self.dir / "e").read_text())
+
+    def test_input_that_nobody_reads_stays_where_it_is(self):
+        (self.dir / "late.py").write_text(
+            "import os, sys, time\n"
+            "open(sys.argv[1] + '/late.' + os.environ['RANK'], 'w').close()\n"
+            "while not os.path.exists(sys.argv[1] + '/read'): time.sleep(0.02)\n"
+            "if os.environ['RANK'] == '0': print('got', len(sys.stdin.buffer.read()))\n")
+        job = subprocess.Popen([*self.hosts.on(4), BIN / "ddprun", "-H", self.list_of(1, 2), f"--rsh={self.rsh}",
+                                self.dir / "late.py", self.dir], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, env=self.environment(PYTHON_EXEC=sys.executable))
+        self.addCleanup(job.wait)
+        self.addCleanup(job.kill)
+        self.addCleanup(job.stdout.close)
+        pipe, sent, most = job.stdin.fileno(), 0, 64 << 20
+        os.set_blocking(pipe, False)
+        poll("both have begun", lambda: len(list(self.dir.glob("late.[01]"))) == 2)
+        # Full for so long: all pipes on the way are.
+        while sent < most and select.select([], [pipe], [], 5)[1]:
+            sent += os.write(pipe, bytes(65536))
+        self.assertLess(sent, 2 << 20)
+        (self.dir / "read").touch()
+        os.set_blocking(pipe, True)
+        sent += os.write(pipe, bytes(1 << 20))
+        job.stdin.close()
+        self.assertEqual((job.stdout.read().split()[-1], job.wait(60)), (b"%d" % sent, 0))
 
     def test_the_last_word_names_host_and_rank(self):
         job = self.starter("-H", self.list_of(1, 2, slots=2), self.tell(), "3", "7")

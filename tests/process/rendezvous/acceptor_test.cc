@@ -157,5 +157,58 @@ TEST(Acceptor, BeyondTheBoundOneGoesForEachThatComes) {
   EXPECT_TRUE(port.until([&] { return port.store.connections() == 1; }));
 }
 
+// One end of a pair of sockets; the other end says nothing, or something that nobody reads.
+struct Someone final : Stranger {
+  Someone(Strangers& list, std::uint8_t address, TimePoint since, std::string_view said = {}) : strangers(list) {
+    int fds[2] = {-1, -1};
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    ours.reset(fds[0]);
+    theirs.reset(fds[1]);
+    EXPECT_TRUE(write_all(theirs.get(), said, hard_limit()));
+    PeerKey key;
+    key.bytes[15] = address;
+    strangers.enter(*this, key, since);
+  }
+  ~Someone() override { strangers.leave(*this); }
+  int descriptor() const override { return ours.get(); }
+  void turn_away(std::string_view) override {
+    strangers.leave(*this);
+    gone = true;
+  }
+  Strangers& strangers;
+  UniqueFd ours, theirs;
+  bool gone = false;
+};
+
+TEST(Strangers, ACrowdGoesSoonAlsoBehindOneWhoHasTime) {
+  boost::asio::io_context io(1);
+  Strangers::Limits limits;
+  limits.time = 600s;
+  limits.patience = 200ms;
+  limits.per_address = 1;
+  const auto strangers = std::make_shared<Strangers>(io, limits);
+  const TimePoint now = SteadyClock::now();
+  Someone first(*strangers, 1, now - 190ms), second(*strangers, 1, now - 190ms);  // the clock is set for these
+  Someone other(*strangers, 2, now - 100ms);
+  Someone third(*strangers, 1, now - 90ms), fourth(*strangers, 1, now - 90ms);
+  const TimePoint limit = hard_limit();
+  while (!third.gone && SteadyClock::now() < limit && io.run_one_for(1s) > 0) {
+  }
+  EXPECT_TRUE(first.gone && second.gone && third.gone);
+  EXPECT_FALSE(fourth.gone || other.gone);  // alone of their address
+  strangers->close();
+}
+
+TEST(Strangers, RoomIsMadeByTheSilentThoughThoseWhoSpokeAreMore) {
+  boost::asio::io_context io(1);
+  const auto strangers = std::make_shared<Strangers>(io, Strangers::Limits());
+  const TimePoint now = SteadyClock::now();
+  Someone spoke(*strangers, 1, now, "x"), spoke_too(*strangers, 1, now, "x"), silent(*strangers, 2, now);
+  EXPECT_TRUE(strangers->make_room());
+  EXPECT_TRUE(silent.gone);
+  EXPECT_FALSE(strangers->make_room());
+  strangers->close();
+}
+
 }  // namespace
 }  // namespace ddprun::rendezvous

@@ -4,6 +4,7 @@
 
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/error.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 
@@ -31,9 +33,25 @@ TEST(Deadline, FiresWhenTheLimitPasses) {
   int fired = 0;
   Deadline deadline(io.get_executor(), milliseconds(1), [&fired] { ++fired; });
   EXPECT_FALSE(deadline.expired());
-  io.run();
+  io.run_one();
   EXPECT_EQ(fired, 1);
   EXPECT_TRUE(deadline.expired());
+}
+
+TEST(Deadline, AnOperationThatBeginsTooLateIsEndedToo) {
+  asio::io_context io(1);
+  asio::steady_timer operation(io);
+  bool ended = false;
+  auto deadline = std::make_unique<Deadline>(io.get_executor(), milliseconds(0), [&operation] { operation.cancel(); });
+  io.run_one();
+  EXPECT_TRUE(deadline->expired());  // and found nothing to cancel
+  operation.expires_after(hours(1));
+  operation.async_wait([&](const boost::system::error_code& error) {
+    ended = error == asio::error::operation_aborted;
+    deadline.reset();
+  });
+  io.run_for(std::chrono::seconds(60));
+  EXPECT_TRUE(ended);
 }
 
 TEST(Deadline, DoesNothingOnceItIsDestroyed) {
