@@ -1,5 +1,5 @@
 // dump_model NAME KEY=VALUE...: a model of the trainer with its weights, for test_trainer_models.py.
-//   outputs width channels image_size stem(small) inputs hidden(8x4) norm(batch)        as in the trainer's configuration
+//   outputs width channels image_size stem(small) inputs hidden(8x4) norm(batch): as in the trainer's configuration
 //   vocabulary context sequence_length layers heads embedding
 //   weights=FILE  safetensors to read; else initialised from seed=N
 //   save=FILE     raw: for each tensor a line "name count dtype", then its bytes

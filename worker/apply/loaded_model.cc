@@ -24,8 +24,9 @@ Result<std::string> find_weights(const std::string& path) {
     }
   }
   for (const std::string& folder : folders) {
-    const std::string file = folder + "/" + checkpoint::kModelFile;
-    if (std::filesystem::exists(file, ignored)) return file;
+    for (const char* name : {checkpoint::kAverageFile, checkpoint::kModelFile}) {
+      if (std::filesystem::exists(folder + "/" + name, ignored)) return folder + "/" + name;
+    }
   }
   return Error(Errc::not_found, "--weights: " + path + " has no " + checkpoint::kModelFile +
                                     " and no checkpoint (best, latest, step-N)");

@@ -14,7 +14,7 @@
 namespace ddprun::trainer {
 
 // --weights: a safetensors file, a checkpoint, or a folder of checkpoints, of which "best", else "latest", else the
-// newest is taken. The path of the file. Errors: not_found.
+// newest is taken, with averaged parameters where there are some. The path of the file. Errors: not_found.
 Result<std::string> find_weights(const std::string& path);
 
 // The text of a small file. Errors: read_file()'s.

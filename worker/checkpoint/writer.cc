@@ -42,6 +42,22 @@ void lay_out(const char* name, const std::vector<TensorView>& tensors, Laid& lai
   for (const std::size_t i : laid.layout.order) laid.content.pieces.push_back(tensors[i].bytes);
 }
 
+// The model's tensors, averaged where there is an average; empty if there is none at all.
+std::vector<TensorView> averaged(const std::vector<TensorView>& model, const std::vector<TensorView>& optimizer) {
+  constexpr std::string_view kPrefix = "ema.";
+  std::vector<TensorView> all = model;
+  bool any = false;
+  for (TensorView& tensor : all) {
+    const auto found = std::find_if(optimizer.begin(), optimizer.end(), [&](const TensorView& candidate) {
+      return candidate.name.starts_with(kPrefix) && candidate.name.substr(kPrefix.size()) == tensor.name;
+    });
+    if (found == optimizer.end()) continue;
+    tensor.bytes = found->bytes;
+    any = true;
+  }
+  return any ? all : std::vector<TensorView>();
+}
+
 // A save that failed: what can the run go on from? Looked up, since somebody may have removed the folder.
 Error add_what_is_there(const Error& why, const CheckpointDirectory& directory) {
   const auto steps = directory.steps();
@@ -94,6 +110,12 @@ struct CheckpointWriter::State {
       const std::string json = to_json(state);
       const FileContent state_file{kStateFile, {std::as_bytes(std::span(json))}};
       std::vector<FileContent> files = {laid_model.content, laid_optimizer.content, state_file};
+      Laid laid_average;
+      const std::vector<TensorView> average_views = averaged(model_views, optimizer_views);
+      if (!average_views.empty() && state.optimizer_steps > 0) {
+        lay_out(kAverageFile, average_views, laid_average);
+        files.push_back(laid_average.content);
+      }
       for (const auto& [name, text] : more_files) files.push_back({name, {std::as_bytes(std::span(text))}});
       auto written = write(state.step, files);
       if (written && after_save) after_save(state);

@@ -17,6 +17,8 @@
 namespace ddprun::checkpoint {
 
 inline constexpr const char* kModelFile = "model.safetensors";
+// The model with averaged parameters, where the optimizer has tensors "ema.<parameter>".
+inline constexpr const char* kAverageFile = "model_ema.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr const char* kStateFile = "state.json";
 

@@ -174,6 +174,7 @@ void read_optimizer(ConfigSection section, TrainerConfig& config) {
     optimizer.beta2 = betas[1];
   }
   optimizer.eps = section.real("eps", 1e-8, 0, 1);
+  optimizer.average = section.real("ema", 0, 0, 0.999999);
   config.update.clip_grad_norm = section.real("clip_grad_norm", 0, 0, kHuge);
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "common/check.h"
@@ -24,17 +25,19 @@ class FlatOptimizer final : public Optimizer {
 
   ~FlatOptimizer() override {
     if (arena_ != nullptr) device_.release(arena_);
+    if (swap_space_ != nullptr) device_.release(swap_space_);
   }
 
   // false: no memory.
   bool allocate() {
     const int states = config_.kind != OptimizerKind::sgd ? 2 : config_.momentum != 0 ? 1 : 0;
+    const int arenas = states + (config_.average > 0 ? 1 : 0);
     std::size_t bytes = 0;
     for (const Parameter& p : store_.parameters()) {
       if (p.trainable) bytes += padded(p);
     }
-    if (states > 0) {
-      arena_ = static_cast<char*>(device_.allocate(bytes * static_cast<std::size_t>(states)));
+    if (arenas > 0) {
+      arena_ = static_cast<char*>(device_.allocate(bytes * static_cast<std::size_t>(arenas)));
       if (arena_ == nullptr) return false;
     }
     std::size_t chunk = 0, offset = 0;
@@ -47,6 +50,14 @@ class FlatOptimizer final : public Optimizer {
         const std::size_t at = offset + begin * engine::size_of(p.dtype);
         if (states > 0) c.state1 = arena_ + at;
         if (states > 1) c.state2 = arena_ + bytes + at;
+        if (arenas > states) {
+          UpdateChunk average;
+          average.parameter = arena_ + bytes * static_cast<std::size_t>(states) + at;
+          average.gradient = c.parameter;
+          average.count = c.count;
+          average.decay = 1;
+          averages_.push_back(average);
+        }
         begin += static_cast<std::size_t>(c.count);
       }
       if (config_.kind != OptimizerKind::sgd) {
@@ -55,12 +66,38 @@ class FlatOptimizer final : public Optimizer {
       } else if (states == 1) {
         state_.push_back({p.name, "momentum_buffer", p.shape, p.dtype, arena_ + offset});
       }
+      if (arenas > states) {
+        state_.push_back({p.name, "ema", p.shape, p.dtype, arena_ + bytes * static_cast<std::size_t>(states) + offset});
+      }
       offset += padded(p);
     }
     return true;
   }
 
   void step(double lr, const GradientFactors& factors) override {
+    update(lr, factors);
+    // average -= (1 - decay) * (average - parameter), which is what plain SGD does with these "gradients". torch's
+    // AveragedModel begins with a copy, too.
+    if (steps_ == 1) {
+      for (const UpdateChunk& c : averages_) device_.copy(c.parameter, c.gradient, chunk_bytes(c));
+    } else if (!averages_.empty()) {
+      updates_.sgd(averages_, {.lr = 1 - config_.average, .unscale = -1});
+    }
+  }
+
+  void swap_average() override {
+    if (averages_.empty() || steps_ == 0) return;
+    if (swap_space_ == nullptr) swap_space_ = device_.allocate(chunk_bytes(averages_.front(), /*largest=*/true));
+    CHECK(swap_space_ != nullptr, "no memory to exchange averaged parameters");
+    for (const UpdateChunk& c : averages_) {
+      device_.copy(swap_space_, c.gradient, chunk_bytes(c));
+      device_.copy(c.gradient, c.parameter, chunk_bytes(c));
+      device_.copy(c.parameter, swap_space_, chunk_bytes(c));
+    }
+    store_.refresh_mirrors();
+  }
+
+  void update(double lr, const GradientFactors& factors) {
     ++steps_;
     if (config_.kind == OptimizerKind::sgd) {
       updates_.sgd(chunks_, {.lr = lr,
@@ -91,6 +128,11 @@ class FlatOptimizer final : public Optimizer {
   void write(const StateTensor& tensor, const void* host) override { device_.copy_in(tensor.data, host, size(tensor)); }
 
  private:
+  std::size_t chunk_bytes(const UpdateChunk& chunk, bool largest = false) const {
+    std::int64_t count = chunk.count;
+    for (const UpdateChunk& c : averages_) count = largest ? std::max(count, c.count) : count;
+    return static_cast<std::size_t>(count) * engine::size_of(device_.master_type());
+  }
   static std::size_t padded(const Parameter& p) { return (p.size_bytes() + 63) / 64 * 64; }
   static std::size_t size(const StateTensor& t) {
     return static_cast<std::size_t>(t.shape.count()) * engine::size_of(t.dtype);
@@ -101,6 +143,8 @@ class FlatOptimizer final : public Optimizer {
   engine::Device& device_;
   engine::UpdateKernels& updates_;
   std::vector<UpdateChunk> chunks_;
+  std::vector<UpdateChunk> averages_;  // parameter: the average; gradient: the parameter
+  void* swap_space_ = nullptr;
   std::vector<StateTensor> state_;
   char* arena_ = nullptr;
   std::int64_t steps_ = 0;
@@ -118,6 +162,7 @@ Result<void> check(const OptimizerConfig& c) {
   if (!(c.beta1 >= 0 && c.beta1 < 1)) return bad("betas[0]", c.beta1);
   if (!(c.beta2 >= 0 && c.beta2 < 1)) return bad("betas[1]", c.beta2);
   if (!(c.eps >= 0)) return bad("eps", c.eps);
+  if (!(c.average >= 0 && c.average < 1)) return bad("ema", c.average);
   return {};
 }
 

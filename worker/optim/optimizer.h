@@ -23,6 +23,7 @@ struct OptimizerConfig {
   bool nesterov = false;
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0;
+  double average = 0;                // EMA of the parameters with this decay, from the first update on; 0: none
   bool decay_matrices_only = false;  // weight decay on tensors with two or more dimensions only (GPT recipe)
 };
 
@@ -35,7 +36,7 @@ struct GradientFactors {
 // One tensor of optimizer state, for checkpoints.
 struct StateTensor {
   std::string parameter;  // "conv1.weight"
-  std::string kind;       // "momentum_buffer", "exp_avg", "exp_avg_sq" (torch's names)
+  std::string kind;       // "momentum_buffer", "exp_avg", "exp_avg_sq" (torch's names), "ema"
   engine::Shape shape;
   engine::DType dtype;
   void* data;  // device memory
@@ -50,6 +51,10 @@ class Optimizer {
 
   // Do not call for a skipped step: it would advance the step count.
   virtual void step(double lr, const GradientFactors& factors = {}) = 0;
+
+  // Puts the averaged parameters in the place of the trained ones, and the other way round the second time. Nothing
+  // where there is no average, or no update yet.
+  virtual void swap_average() = 0;
 
   virtual std::int64_t steps() const = 0;  // updates done; AdamW's t
   virtual void set_steps(std::int64_t steps) = 0;

@@ -39,9 +39,11 @@ std::vector<std::string> describe_model(const TrainerConfig& config, std::int64_
     return lines;
   }
   const engine::MemoryReport memory = (*plan)->memory();
-  const int states = config.update.optimizer.kind != optim::OptimizerKind::sgd ? 2
-                     : config.update.optimizer.momentum != 0                   ? 1
-                                                                               : 0;
+  const optim::OptimizerConfig& update = config.update.optimizer;
+  const int states = (update.kind != optim::OptimizerKind::sgd ? 2
+                      : update.momentum != 0                   ? 1
+                                                               : 0) +
+                     (update.average > 0 ? 1 : 0);
   const std::size_t gradients = static_cast<std::size_t>(trained) * 4;
   const std::size_t optimizer = gradients * static_cast<std::size_t>(states);
   lines.push_back(

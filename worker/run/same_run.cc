@@ -55,9 +55,9 @@ Traits traits_of(const TrainerConfig& c, const RunData& data) {
   add("loss", fmt::format("kind {} label_smoothing {} ignore_index {}", static_cast<int>(c.loss.kind),
                           c.loss.label_smoothing, c.loss.ignore_index));
   const optim::OptimizerConfig& o = c.update.optimizer;
-  add("optimizer", fmt::format("kind {} momentum {} dampening {} weight_decay {} nesterov {} betas {} {} eps {}",
+  add("optimizer", fmt::format("kind {} momentum {} dampening {} weight_decay {} nesterov {} betas {} {} eps {} ema {}",
                                static_cast<int>(o.kind), o.momentum, o.dampening, o.weight_decay, o.nesterov, o.beta1,
-                               o.beta2, o.eps));
+                               o.beta2, o.eps, o.average));
   add("optimizer.lr", c.update.schedule.lr);
   add("optimizer.clip_grad_norm", c.update.clip_grad_norm);
   add("schedule",

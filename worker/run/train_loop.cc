@@ -15,6 +15,7 @@
 #include "common/log.h"
 #include "worker/ddp/sync_metrics.h"
 #include "worker/device/device_context.h"
+#include "worker/models/flops.h"
 #include "worker/ranks/batch_wait.h"
 #include "worker/ranks/run_error.h"
 #include "worker/report/progress.h"
@@ -75,6 +76,11 @@ class TrainLoop {
     const checkpoint::TrainState& at = state_;
     return config_.update.schedule.at(pace_->schedule_position(at.step, at.epoch, at.cursor));
   }
+  // Of a training step; 0: not known.
+  double count_flops() const {
+    auto built = engine::build_model(config_.model, config_.loss, 1);
+    return built ? 3 * engine::forward_flops(built->graph) : 0;
+  }
   std::int64_t tokens_per_sample() const { return config_.model.name == "gpt2" ? config_.data.sequence_length : 0; }
   // While one rank reads or writes files the others wait for it much longer than for a gradient.
   std::chrono::milliseconds file_timeout() const {
@@ -105,6 +111,7 @@ class TrainLoop {
   TimePoint epoch_start_{};
   std::int64_t epoch_samples_ = 0, epoch_steps_ = 0, epoch_skipped_ = 0;  // of this process
   double samples_per_s_ = 0;
+  double flops_per_sample_ = 0;
 };
 
 void TrainLoop::plan_length() {
@@ -126,6 +133,8 @@ Result<void> TrainLoop::open_files() {
     if (!opened && log.file_given) return std::move(opened).error().with_context("log.file");
     if (!opened) log_warning("no log file: {} (set log.file)", opened.error().message());
   }
+  auto possible = validation_.check();
+  if (!possible) return possible;
   return outputs_.open();
 }
 
@@ -144,6 +153,10 @@ void TrainLoop::say_start() {
                              config_.model.name, model_.store->trainable_count(), data_.train.dataset->size(),
                              ranks_.world_size(), ranks_.communicator().description(), model_.kernels->description(),
                              batch_, ranks_.world_size(), config_.train.accumulate));
+  flops_per_sample_ = count_flops();
+  if (flops_per_sample_ > 0) {
+    reporter_.line(fmt::format("a sample takes {:.3g} GFLOP, forward and backward", flops_per_sample_ / 1e9));
+  }
   const std::int64_t share = data_.sampler->samples_per_rank();
   if (batch_ > share) {
     reporter_.line(
@@ -261,6 +274,7 @@ Result<void> TrainLoop::after_step(StepResult& result, double lr, double scale, 
     outputs_.scalar("train/lr", state_.step, lr);
     outputs_.scalar("train/samples_per_s", state_.step, samples_per_s_);
     outputs_.scalar("train/grad_norm", state_.step, result.grad_norm);
+    outputs_.scalar("train/gflops", state_.step, samples_per_s_ * flops_per_sample_ / 1e9);
     if (progress.tokens_per_s > 0) outputs_.scalar("train/tokens_per_s", state_.step, progress.tokens_per_s);
   }
   if (validation_.after_step() && !result.stop) {
@@ -313,7 +327,9 @@ Result<void> TrainLoop::end_epoch(bool& stopped) {
   if (validation_.is_current()) text += ", " + words_of(validation_.figures());
   // None here when the run before ended between the last step and the end of this epoch.
   if (epoch_steps_ > 0) {
-    text += fmt::format(", {} samples/s", format_speed(static_cast<double>(epoch_samples_) / trained_s));
+    const double speed = static_cast<double>(epoch_samples_) / trained_s;
+    text += fmt::format(", {} samples/s", format_speed(speed));
+    if (flops_per_sample_ * speed >= 1e9) text += fmt::format(", {:.3g} GFLOP/s", flops_per_sample_ * speed / 1e9);
   }
   text += fmt::format(", {} elapsed", format_duration(seconds_since(run_start_)));
   reporter_.line(text);

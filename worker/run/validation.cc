@@ -1,6 +1,7 @@
 #include "worker/run/validation.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -36,6 +37,22 @@ Validation::Validation(const TrainerConfig& config, Ranks& ranks, RunModel& mode
                        checkpoint::TrainState& state, const StopSignal& stop, SlowRead& slow)
     : config_(config), ranks_(ranks), model_(model), data_(data), state_(state), stop_(stop), slow_(slow) {}
 
+Result<void> Validation::check() const {
+  if (!wanted()) return {};
+  const data::SampleSpec& spec = data_.validation.dataset->spec();
+  std::vector<std::string> names;
+  for (const Figure& figure : figures_of(EvalCounts(), spec)) names.push_back(figure.name);
+  const std::string& best = config_.checkpoint.best;
+  if (!best.empty() && std::find(names.begin(), names.end(), best) == names.end()) {
+    return Error(Errc::invalid_argument, fmt::format("checkpoint.best: {} is not among the figures of these data: {}",
+                                                     best, fmt::join(names, ", ")));
+  }
+  if (!config_.validation.confusion.empty() && (spec.classes == 0 || spec.target_count() != 1)) {
+    return Error(Errc::invalid_argument, "validation.confusion: these data have no class for each sample");
+  }
+  return {};
+}
+
 bool Validation::after_step() const {
   const std::int64_t every = config_.validation.every_steps;
   return wanted() && every > 0 && state_.step % every == 0;
@@ -47,8 +64,10 @@ Result<bool> Validation::run(std::chrono::milliseconds file_timeout) {
   const data::Dataset& dataset = *data_.validation.dataset;
   const EvalControl control{[this] { return stop_.requested() != 0; }, wait_slice(config_.ddp.timeout), slow_,
                             !config_.validation.confusion.empty()};
+  model_.optimizer->swap_average();
   auto counts = evaluate_share(dataset, *data_.validation.loader, *model_.plans, config_.loss, ranks_.rank(),
                                ranks_.world_size(), control);
+  model_.optimizer->swap_average();
   // Shares differ by one sample at most, but a rank may be slow: wait as for files.
   ranks_.communicator().set_timeout(file_timeout);
   auto all = ranks_.check_on_all(counts ? model_.kernels->status()

@@ -35,6 +35,8 @@ class Validation {
   Validation(const TrainerConfig& config, Ranks& ranks, RunModel& model, RunData& data, checkpoint::TrainState& state,
              const StopSignal& stop, SlowRead& slow);
 
+  // Do the data have what checkpoint.best and validation.confusion ask for? Errors begin with the key.
+  Result<void> check() const;
   bool wanted() const { return data_.validation.dataset != nullptr; }
   bool at_start() const { return wanted() && config_.validation.at_start && state_.step == 0; }
   bool after_step() const;

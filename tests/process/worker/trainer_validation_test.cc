@@ -111,6 +111,41 @@ TEST_F(TrainerValidation, TheBestCheckpointIsKept) {
   EXPECT_NEAR(Json::parse(measured.out)["loss"].get<double>(), validation_loss(4), 1e-6) << "of the best one";
 }
 
+TEST_F(TrainerValidation, FiguresThatTheDataDoNotHaveAreRefused) {
+  set("checkpoint.dir", path("ck"));
+  set("checkpoint.best", "accuracy");
+  const Finished best = run(2);
+  EXPECT_EQ(best.code, 78) << said(best);
+  EXPECT_THAT(best.err, HasSubstr("checkpoint.best: accuracy is not among the figures of these data: loss"));
+  EXPECT_EQ(own_lines(best), 1) << best.err;
+  unset("checkpoint.best");
+  set("validation.confusion", path("cm"));
+  EXPECT_THAT(run(1).err, HasSubstr("validation.confusion: these data have no class for each sample"));
+}
+
+TEST_F(TrainerValidation, AnAverageOfTheParametersIsWhatIsValidated) {
+  set("optimizer.ema", "0.9");
+  set("checkpoint.dir", path("ck"));
+  set("checkpoint.every_steps", "2");
+  expect_ok(run(2));
+  const double averaged = validation_loss(6);
+  const auto loss_of = [&](const std::string& weights) {
+    const Finished measured =
+        runner().run({"trainer", "eval", "--config", path("config.yaml"), "--weights", weights, "--json"});
+    return measured.code == 0 ? Json::parse(measured.out)["loss"].get<double>() : -1;
+  };
+  EXPECT_NEAR(loss_of(path("ck")), averaged, 1e-6);
+  EXPECT_GT(averaged, loss_of(path("ck/latest/model.safetensors")) + 1e-3) << "it is behind";
+  // ... and goes on where it was.
+  const std::string whole = curve("m.jsonl");
+  fs::remove_all(path("ck"));
+  for (const char* epochs : {"1", "2"}) {
+    set("train.epochs", epochs);
+    expect_ok(run(2));
+  }
+  EXPECT_EQ(curve("m.jsonl"), whole);
+}
+
 TEST_F(TrainerValidation, ARunWithoutGainEndsEarlyAndStaysEnded) {
   set("optimizer.lr", "0");
   set("validation.every_steps", "1");

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "tests/unit/engine/engine_support.h"
+#include "worker/models/flops.h"
 #include "worker/optim/clip.h"
 #include "worker/optim/grad_scaler.h"
 #include "worker/optim/optimizer.h"
@@ -33,6 +34,17 @@ TEST(Schedule, OthersFollowTheirFormulas) {
   const Schedule linear{.kind = ScheduleKind::linear, .lr = 1, .min_lr = 0.2, .total_steps = 10};
   EXPECT_NEAR(linear.at(5), 0.6, 1e-15);
   EXPECT_NEAR(linear.at(20), 0.2, 1e-15);
+}
+
+// torch 2.15: OneCycleLR(max_lr 1, total_steps 10, pct_start 0.3).
+TEST(Schedule, OneCycleEqualsTorch) {
+  const Schedule s{.kind = ScheduleKind::one_cycle, .lr = 1, .total_steps = 10};
+  EXPECT_NEAR(s.at(0), 0.04, 1e-12);
+  EXPECT_NEAR(s.at(1), 0.52, 1e-12);
+  EXPECT_NEAR(s.at(2), 1, 1e-12);
+  EXPECT_NEAR(s.at(9), 4e-6, 1e-12);
+  EXPECT_NEAR(s.at(50), 4e-6, 1e-12);
+  EXPECT_GT(s.at(5), s.at(6));
 }
 
 TEST(GradScaler, GrowsAfterTheIntervalAndBacksOffAtOnce) {
@@ -91,6 +103,50 @@ TEST(Optimizer, StateIsNamedAndRoundTrips) {
   EXPECT_EQ(back[5], 6.0f);
   auto sgd = Optimizer::create({.kind = OptimizerKind::sgd}, *store).value();
   EXPECT_TRUE(sgd->state().empty());
+}
+
+// torch's AveragedModel with get_ema_multi_avg_fn: a copy at first, then a + (1 - decay) (p - a).
+TEST(Optimizer, AveragesFollowTheParametersAndMayTakeTheirPlace) {
+  const engine::Model model = engine::build_model({.name = "linear", .inputs = 3, .outputs = 2}, {}, 1).value();
+  auto kernels = engine::make_cpu_kernels().value();
+  auto store = engine::ParameterStore::create(model.graph, *kernels).value();
+  store->allocate_gradients();
+  const engine::Parameter& bias = (*store)[*store->find("fc.bias")];
+  float* gradient = static_cast<float*>(bias.gradient);
+  for (const bool momentum : {false, true}) {
+    store->write_f32(bias.id, std::vector<float>{0, 0});
+    auto optimizer = Optimizer::create({.momentum = momentum ? 0.5 : 0, .average = 0.75}, *store).value();
+    EXPECT_EQ(optimizer->state().size(), momentum ? 4u : 2u);
+    optimizer->swap_average();  // nothing before the first update
+    EXPECT_EQ(store->read_f32(bias.id)[0], 0);
+    double p = 0, velocity = 0, average = 0;
+    for (int step = 0; step < 5; ++step) {
+      gradient[0] = static_cast<float>(step + 1);
+      gradient[1] = 0;
+      optimizer->step(0.1);
+      velocity = momentum && step > 0 ? 0.5 * velocity + (step + 1) : step + 1;
+      p -= 0.1 * velocity;
+      average = step == 0 ? p : average + 0.25 * (p - average);
+    }
+    EXPECT_NEAR(store->read_f32(bias.id)[0], p, 1e-6);
+    optimizer->swap_average();
+    EXPECT_NEAR(store->read_f32(bias.id)[0], average, 1e-6);
+    optimizer->swap_average();
+    EXPECT_NEAR(store->read_f32(bias.id)[0], p, 1e-6);
+  }
+}
+
+TEST(Flops, CountMatrixProductsConvolutionsAndAttention) {
+  const auto flops = [](const engine::ModelConfig& config, std::int64_t batch) {
+    return engine::forward_flops(engine::build_model(config, {}, batch).value().graph);
+  };
+  EXPECT_EQ(flops({.name = "mlp", .inputs = 3, .outputs = 2, .hidden = {5}}, 4), 2.0 * 4 * (3 * 5 + 5 * 2));
+  // As the papers count multiply-adds: ResNet-18 1.82e9, ResNet-50 4.1e9.
+  EXPECT_NEAR(flops({.name = "resnet18", .outputs = 1000}, 1), 2 * 1.82e9, 0.02e9 * 2);
+  EXPECT_NEAR(flops({.name = "resnet50", .outputs = 1000}, 2), 2 * 2 * 4.09e9, 0.05e9 * 4);
+  engine::ModelConfig gpt{.name = "gpt2"};
+  gpt.gpt2 = {.vocabulary = 11, .context = 8, .sequence_length = 8, .layers = 1, .heads = 2, .embedding = 4};
+  EXPECT_EQ(flops(gpt, 1), 2.0 * 8 * (4 * 12 + 4 * 4 + 2 * 4 * 16 + 4 * 11) + 2.0 * 8 * 8 * 4);
 }
 
 TEST(Clip, SummaryIsTheNormOfAllGradientsAndSeesInf) {
