@@ -46,6 +46,8 @@ if(DDPRUN_HOST_FILES)
   if(DDPRUN_HAVE_CUDA)
     install(FILES ${_copyright} DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/ddprun-cuda COMPONENT ddprun-cuda)
     install(FILES ${_docs}/changelog.gz DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/ddprun-cuda COMPONENT ddprun-cuda)
+    install(FILES deploy/package/debian/ddprun-cuda.lintian-overrides
+      DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/lintian/overrides RENAME ddprun-cuda COMPONENT ddprun-cuda)
   endif()
 endif()
 
@@ -87,6 +89,6 @@ A small library with which any program can meet in the store of a job
 (PyTorch's TCPStore): connect, set, get, add, wait, each with a deadline.")
 set(CPACK_COMPONENT_DDPRUN-CUDA_DESCRIPTION "GPU backend of ddprun's trainer
 CUDA, cuDNN and NCCL for the trainer. They come from NVIDIA's packages.")
-set(CPACK_DEBIAN_DDPRUN-CUDA_PACKAGE_DEPENDS "ddprun (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_DDPRUN-CUDA_PACKAGE_DEPENDS "ddprun (= ${PROJECT_VERSION}), libc6 (>= 2.34), libgcc-s1, libstdc++6 (>= 11)")
 set(CPACK_DEBIAN_DDPRUN-CUDA_PACKAGE_SHLIBDEPS OFF)
 include(CPack)

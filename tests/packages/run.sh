@@ -2,7 +2,7 @@
 # Builds the wheel and the Debian packages and checks them as a user would get them: in a venv, in a bare Debian chroot.
 #   tests/packages/run.sh [pattern ...]     a pattern is a part of "file.Class.test"; none = all
 #   DDPRUN_BUILD_DIR   default: build/release
-#   DDPRUN_CUDA=ON     with the GPU backend
+#   DDPRUN_PACKAGE_CUDA=ON   with the GPU backend (nvcc takes minutes)
 # What was built lies in ${XDG_CACHE_HOME:-$HOME/.cache}/ddprun-packages until the sources change; so does the chroot.
 # Last line: "N passed, N failed, N skipped".
 set -euo pipefail
@@ -17,9 +17,10 @@ mkdir -p "$cache"
 exec 9>"$cache/lock" # two runs at once must not fill one folder
 flock -w 1800 9 || { echo "packages: another run has held $cache/lock for half an hour" >&2; exit 1; }
 
+cuda=${DDPRUN_PACKAGE_CUDA:-OFF}
 # Everything that the packages are made of, as it lies here.
 sources=(CMakeLists.txt CMakePresets.json CHANGELOG.md LICENSE README.md pyproject.toml client cmake common deploy launcher rendezvous worker)
-key=$({ echo "${DDPRUN_CUDA:-OFF}"; git log -1 --format=%H -- "${sources[@]}"; git diff HEAD -- "${sources[@]}"; git ls-files -o --exclude-standard -- "${sources[@]}" | xargs -r sha256sum; } | sha256sum | cut -c1-20)
+key=$({ echo "$cuda"; git log -1 --format=%H -- "${sources[@]}"; git diff HEAD -- "${sources[@]}"; git ls-files -o --exclude-standard -- "${sources[@]}" | xargs -r sha256sum; } | sha256sum | cut -c1-20)
 DDPRUN_PACKAGES=$cache/$key
 
 build() {
@@ -31,13 +32,13 @@ build() {
   fi
   # The flags and names of the other builds, so that ccache knows every file.
   echo "packages: the wheel"
-  CC=cc CXX=c++ DDPRUN_WERROR=ON DDPRUN_CUDA=${DDPRUN_CUDA:-OFF} "$DDPRUN_PACKAGE_TOOLS/bin/python" -m build --no-isolation --wheel \
+  CC=cc CXX=c++ DDPRUN_WERROR=ON DDPRUN_CUDA=$cuda "$DDPRUN_PACKAGE_TOOLS/bin/python" -m build --no-isolation --wheel \
     -C wheel.tags=py3-none-manylinux_2_34_x86_64 --outdir "$DDPRUN_PACKAGES.part" . >"$cache/wheel.log" 2>&1 ||
     { tail -n 40 "$cache/wheel.log" >&2; return 1; }
   "$DDPRUN_PACKAGE_TOOLS/bin/python" -m build --no-isolation --sdist --outdir "$DDPRUN_PACKAGES.part" . >"$cache/sdist.log" 2>&1 ||
     { tail -n 40 "$cache/sdist.log" >&2; return 1; }
   echo "packages: the Debian packages"
-  DDPRUN_CUDA=${DDPRUN_CUDA:-OFF} deploy/package/deb.sh "$DDPRUN_PACKAGES.part" >"$cache/deb.log" 2>&1 || { tail -n 40 "$cache/deb.log" >&2; return 1; }
+  DDPRUN_CUDA=$cuda deploy/package/deb.sh "$DDPRUN_PACKAGES.part" >"$cache/deb.log" 2>&1 || { tail -n 40 "$cache/deb.log" >&2; return 1; }
   mv "$DDPRUN_PACKAGES.part" "$DDPRUN_PACKAGES"
 }
 if [ ! -d "$DDPRUN_PACKAGES" ] && ! build; then
