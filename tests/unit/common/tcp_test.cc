@@ -197,16 +197,8 @@ TEST(Tcp, APeerThatIsGoneIsSaidSo) {
   EXPECT_EQ(written.error().code(), Errc::peer_closed);
 }
 
-TEST(Tcp, AddressesOfThisHost) {
+TEST(Tcp, OwnAddressTowardsAPeer) {
   EXPECT_EQ(local_address_towards({"127.0.0.1", 29400}), "127.0.0.1");
-  EXPECT_TRUE(is_loopback("127.0.0.1"));
-  EXPECT_TRUE(is_loopback("127.9.9.9"));
-  EXPECT_TRUE(is_loopback("::1"));
-  EXPECT_TRUE(is_loopback("::ffff:127.0.0.1"));
-  EXPECT_FALSE(is_loopback("10.0.0.1"));
-  EXPECT_FALSE(is_loopback("fe80::1"));
-  EXPECT_FALSE(is_loopback("localhost"));
-  EXPECT_FALSE(is_loopback(""));
 }
 
 }  // namespace

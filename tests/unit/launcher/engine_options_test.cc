@@ -39,7 +39,7 @@ TEST(EngineOptions, WhatIsNotGivenIsTaken) {
   host.gpu_count = [] { return Result<std::int64_t>(0); };
   host.cpu_count = [] { return 2; };
   const auto launch = make_launch_options(options, Flavour::run, env.lookup(), host).value();
-  EXPECT_EQ(launch.nnodes_min, 4);
+  EXPECT_EQ(launch.job.nnodes_min, 4);
   EXPECT_EQ(launch.node_rank, 3);
   EXPECT_EQ(launch.endpoint.to_string(), "hd1:20008");
   EXPECT_EQ(launch.run_id.value, task.job);
