@@ -166,11 +166,7 @@ std::vector<std::string> node_arguments(const OptionTable& table, const ParsedOp
   }
   if (conf && !conf->empty()) out.push_back("--rdzv-conf=" + *conf);
   // The nodes are told all that an engine could tell them.
-  const auto& specs = table.options();
-  if (std::any_of(specs.begin(), specs.end(), [](const OptionSpec& spec) { return spec.name == "engine"; }) &&
-      !parsed.given("engine")) {
-    out.push_back("--engine=none");
-  }
+  if (!parsed.given("engine")) out.push_back("--engine=none");
   out.push_back("--");
   out.insert(out.end(), parsed.rest().begin(), parsed.rest().end());
   return out;

@@ -59,7 +59,7 @@ TEST(HostPlan, EachHostGetsItsOwnCommandLine) {
       a.arguments({"-H", "a:2,b:4", "--max-restarts=3", "--env", "A=1", "--env", "B=2", "-m", "pkg.main", "-x"}, 0),
       testing::IsSupersetOf({"--module", "--max-restarts=3", "--env=A=1", "--env=B=2", "--nnodes=2", "--node-rank=0",
                              "--rdzv-id=hosts-1", "--nproc-per-node=2", "--rdzv-backend=c10d",
-                             "--rdzv-endpoint=10.0.0.1:20001", "--rdzv-conf=is_host=1"}));
+                             "--rdzv-endpoint=10.0.0.1:20001", "--rdzv-conf=is_host=1", "--engine=none"}));
   const auto second = a.arguments({"-H", "a:2,b:4", "t.py", "--hosts", "x"}, 1);
   EXPECT_THAT(second, Contains("--node-rank=1"));
   EXPECT_THAT(second, Contains("--nproc-per-node=4"));
