@@ -12,8 +12,9 @@
 #include "common/result.h"
 
 // One table per program: flags, PET_* variables, help, the README's list and "did you mean" all come from it.
-// Without CLI11: torchrun's rules (hyphen or underscore, unique beginnings, the end of options at the script, a variable
-// per option, one sentence per mistake) are all that parsing is here, and a library only kept what they had found.
+// Without CLI11: torchrun's rules (hyphen or underscore, unique beginnings, the end of options at the script, a
+// variable per option, one sentence per mistake) are all that parsing is here, and a library only kept what they had
+// found.
 namespace ddprun {
 
 enum class OptionKind { flag, text, integer, real, choice };

@@ -11,8 +11,8 @@
 namespace ddprun {
 
 // A value or an Error, with the member names of std::expected (which libstdc++ 12 has only under C++23). Not
-// tl::expected: it parses 2300 lines in each file (0.06 s), wants unexpected() around every Error, and *, -> and error()
-// of the wrong side would be undefined instead of a CHECK.
+// tl::expected: it parses 2300 lines in each file (0.06 s), wants unexpected() around every Error, and *, -> and
+// error() of the wrong side would be undefined instead of a CHECK.
 template <typename T>
 class [[nodiscard]] Result {
  public:

@@ -377,9 +377,7 @@ void Agent::Impl::act(const StartWorkers& start) {
   group_->drain();
 }
 
-void Agent::Impl::act(const AskToStop& ask) {
-  group_->ask_to_stop(ask.worker, ask.signal, ask.scope);
-}
+void Agent::Impl::act(const AskToStop& ask) { group_->ask_to_stop(ask.worker, ask.signal, ask.scope); }
 
 void Agent::Impl::act(const TellFailure& tell) {
   rdzv::Failure failure;

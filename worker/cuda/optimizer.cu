@@ -82,9 +82,9 @@ void adamw(Stream stream, DType low_type, const UpdateChunk& chunk, const AdamwU
            static_cast<float>(update.beta1), static_cast<float>(update.beta2), static_cast<float>(update.eps),
            static_cast<float>(update.correction1), static_cast<float>(sqrt(update.correction2)),
            static_cast<float>(update.unscale), static_cast<float>(update.clip), update.decoupled ? chunk.decay : 0,
-           update.decoupled ? 0 : chunk.decay,
-           static_cast<float*>(chunk.parameter), static_cast<const float*>(chunk.gradient),
-           static_cast<float*>(chunk.state1), static_cast<float*>(chunk.state2), static_cast<T*>(chunk.low));
+           update.decoupled ? 0 : chunk.decay, static_cast<float*>(chunk.parameter),
+           static_cast<const float*>(chunk.gradient), static_cast<float*>(chunk.state1),
+           static_cast<float*>(chunk.state2), static_cast<T*>(chunk.low));
   });
 }
 

@@ -9,9 +9,9 @@
 namespace ddprun::trainer {
 
 // Which launcher started this rank: the random digits of the token that ddprun puts into its workers' environment to
-// find them and their descendants again (DDPRUN_JOB_TOKEN, launcher/process/kill_tree.h). A launcher belongs to one job and
-// lives as long as its node does in it, through restarts and changes of members: a checkpoint that names one of ours
-// was written by this very job. 0: no launcher of ours.
+// find them and their descendants again (DDPRUN_JOB_TOKEN, launcher/process/kill_tree.h). A launcher belongs to one job
+// and lives as long as its node does in it, through restarts and changes of members: a checkpoint that names one of
+// ours was written by this very job. 0: no launcher of ours.
 std::int64_t launcher_mark();
 
 // The marks of all ranks' launchers, ascending, each once, without 0. Collective.

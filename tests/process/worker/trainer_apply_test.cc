@@ -112,7 +112,8 @@ TEST_F(TrainerApply, GenerateSpeaksAsTheModelLearnt) {
   std::string right;
   while (right.size() < 47) right += "abcde";
   EXPECT_EQ(spoken.out, right.substr(0, 47) + "\n") << "also beyond the context of 16";
-  const Finished ids = command_of({"generate", "--weights", path("ck"), "--prompt-ids", "97,98,99,100", "--tokens", "3"});
+  const Finished ids =
+      command_of({"generate", "--weights", path("ck"), "--prompt-ids", "97,98,99,100", "--tokens", "3"});
   EXPECT_EQ(ids.out, "101,97,98\n") << said(ids);
   std::vector<std::string> random = {"generate",      "--weights", path("ck"), "--prompt", "a",
                                      "--temperature", "3",         "--seed",   "5"};

@@ -197,9 +197,7 @@ TEST(Tcp, APeerThatIsGoneIsSaidSo) {
   EXPECT_EQ(written.error().code(), Errc::peer_closed);
 }
 
-TEST(Tcp, OwnAddressTowardsAPeer) {
-  EXPECT_EQ(local_address_towards({"127.0.0.1", 29400}), "127.0.0.1");
-}
+TEST(Tcp, OwnAddressTowardsAPeer) { EXPECT_EQ(local_address_towards({"127.0.0.1", 29400}), "127.0.0.1"); }
 
 }  // namespace
 }  // namespace ddprun
