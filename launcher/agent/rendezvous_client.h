@@ -34,6 +34,7 @@ struct ClientEvents {
 struct ClientOptions {
   Endpoint endpoint;
   rdzv::NodeInfo node;                             // address empty: our side of the connection
+  std::string session_key;                         // see rdzv_protocol.h
   std::chrono::milliseconds read_timeout{60'000};  // from the first contact to something useful
   std::string waiting_hint;                        // added to what a waiting user hears
 };

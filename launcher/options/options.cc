@@ -273,6 +273,7 @@ Result<void> read_conf(const ParsedOptions& parsed, LaunchOptions& out) {
     }
     if (!done) return done;
   }
+  if (out.job.lease() > kMaxLease) return bad(source, lease_too_long(out.job));
   return {};
 }
 
