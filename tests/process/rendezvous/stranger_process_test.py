@@ -20,9 +20,6 @@ TEN_YEARS_MS = 315_360_000_000
 
 
 class Strangers(RendezvousTest):
-    metrics = None
-    prefix = ()
-
     def setUp(self):
         super().setUp()
         self.port = free_port()
@@ -30,7 +27,8 @@ class Strangers(RendezvousTest):
 
     def serve(self, *extra, prefix=()):
         options = os.environ.get("ASAN_OPTIONS", "") + ":quarantine_size_mb=1"  # here memory is measured
-        self.server = self.daemon(self.port, prefix=prefix, extra=extra, ASAN_OPTIONS=options)
+        name = f"daemon{len(self.processes)}"
+        self.server = self.daemon(self.port, name, prefix=prefix, extra=extra, ASAN_OPTIONS=options)
         return self.server
 
     def keep(self, peer):

@@ -264,20 +264,20 @@ TEST(StoreServer, WhoParksHalfRequestsPaysForFullBuffersNotTheOthers) {
   StoreServerOptions options;
   options.max_buffered_bytes = 1 << 20;
   Served served(options);
+  UniqueFd honest = served.connect();  // its request comes in two pieces
+  std::string bytes = hello();
+  store_wire::set(bytes, "honest", std::string(100'000, 'v'));
+  write_bytes(honest.get(), bytes.substr(0, 50'000));
+  ASSERT_TRUE(eventually([&] { return served.stats().buffered_bytes > 40'000; }));
   std::vector<UniqueFd> parked;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 8; ++i) {
     parked.push_back(served.connect());
     write_bytes(parked.back().get(), half_set(300'000));
   }
-  ASSERT_TRUE(eventually([&] { return served.stats().buffered_bytes > 900'000; }));
-  UniqueFd honest = served.connect();  // its request comes in two pieces
-  std::string bytes = hello();
-  store_wire::set(bytes, "honest", std::string(250'000, 'v'));
-  write_bytes(honest.get(), bytes.substr(0, 200'000));
   ASSERT_TRUE(eventually([&] { return served.stats().refused_memory > 0; }));
-  write_bytes(honest.get(), bytes.substr(200'000));
+  write_bytes(honest.get(), bytes.substr(50'000));
   StoreClient reader = served.client("");
-  EXPECT_TRUE(eventually([&] { return reader.get("honest")->size() == 250'000u; }));
+  EXPECT_TRUE(eventually([&] { return reader.get("honest")->size() == 100'000u; }));
 }
 
 TEST(StoreServer, AHalfRequestThatDoesNotGoOnIsClosedOneThatDoesIsNot) {
