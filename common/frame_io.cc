@@ -21,6 +21,7 @@ using asio::ip::tcp;
 namespace {
 
 constexpr std::size_t kFirstStep = 16384;
+constexpr std::size_t kFirstRoom = 4096;
 constexpr auto kAsTuple = asio::as_tuple(asio::use_awaitable);
 
 std::unique_ptr<Deadline> limit_of(tcp::socket& socket, std::chrono::milliseconds limit) {
@@ -75,11 +76,17 @@ asio::awaitable<Result<std::string>> read_frame(tcp::socket& socket, std::uint32
     co_return Error(Errc::malformed, "a frame of " + std::to_string(length) + " bytes; 1 to " +
                                          std::to_string(max_bytes) + " are allowed");
   }
-  std::string frame(length, '\0');
-  const auto [body_error, body_size] = co_await asio::async_read(socket, asio::buffer(frame), kAsTuple);
-  if (body_error) {
-    if (deadline && deadline->expired()) co_return timed_out("read", limit);
-    co_return from_boost(body_error, "read");
+  // Room is made as bytes come, not as they are announced.
+  std::string frame;
+  while (frame.size() < length) {
+    const std::size_t have = frame.size();
+    frame.resize(std::min<std::size_t>(length, std::max(kFirstRoom, 2 * have)));
+    const auto room = asio::buffer(frame.data() + have, frame.size() - have);
+    const auto [body_error, body_size] = co_await asio::async_read(socket, room, kAsTuple);
+    if (body_error) {
+      if (deadline && deadline->expired()) co_return timed_out("read", limit);
+      co_return from_boost(body_error, "read");
+    }
   }
   co_return frame;
 }

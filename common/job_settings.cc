@@ -33,6 +33,14 @@ std::string text_of(const JobSettings& job, std::string_view option) {
 
 }  // namespace
 
+std::string lease_too_long(const JobSettings& job) {
+  const auto seconds = [](std::chrono::milliseconds t) {
+    return std::to_string(std::chrono::ceil<std::chrono::seconds>(t).count()) + " s";
+  };
+  return "keep_alive_interval x keep_alive_max_attempt is " + seconds(job.lease()) + "; at most " + seconds(kMaxLease) +
+         " are allowed, since a node that is cut off may keep the others waiting so long";
+}
+
 std::optional<SettingsDiffer> first_difference(const JobSettings& left, const JobSettings& right) {
   std::optional<SettingsDiffer> found;
   for_each_field(left, [&](const auto& field, const auto& value) {

@@ -14,6 +14,8 @@
 namespace ddprun {
 
 inline constexpr std::chrono::milliseconds kMaxDuration{315'360'000'000};  // ten years: of all that travels
+// A lease that is long keeps the next world waiting for a node that is cut off, and blocks a run id after its end.
+inline constexpr std::chrono::milliseconds kMaxLease{600'000};
 
 enum class RdzvBackend : std::uint8_t { c10d = 0, static_ranks = 1 };
 constexpr auto words(RdzvBackend) {
@@ -40,6 +42,9 @@ struct JobSettings {
     return std::min(keep_alive_interval * keep_alive_max_attempt, kMaxDuration);
   }
 };
+
+// For a lease above kMaxLease: "keep_alive_interval x keep_alive_max_attempt is 700 s; at most 600 s are allowed".
+std::string lease_too_long(const JobSettings& job);
 
 // The first thing that two nodes say differently: "--nnodes", "2:4", "2".
 struct SettingsDiffer {

@@ -26,6 +26,7 @@ inline constexpr Bounds kDuration{0, kMaxDuration.count()};
 inline constexpr Bounds kName{0, rdzv::kMaxName};
 inline constexpr Bounds kSomeName{1, rdzv::kMaxName};
 inline constexpr Bounds kSentence{0, rdzv::kMaxSentence};
+inline constexpr Bounds kSessionKey{0, rdzv::kMaxSessionKey};
 inline constexpr Bounds kPart{0, rdzv::kMaxPart};
 inline constexpr Bounds kFlightBytes{0, rdzv::kMaxFlightBytes};
 inline constexpr Bounds kLines{0, rdzv::kMaxLines, rdzv::kMaxLine};
@@ -57,6 +58,7 @@ struct Described<JobSettings> {
       field("crash_loop_limit", &T::crash_loop_limit, kNumber, "--crash-loop-limit"),
       field("crash_loop_window", &T::crash_loop_window, kDuration, "the crash loop window"));
   static std::string problem(const JobSettings& job) {
+    if (job.lease() > kMaxLease) return lease_too_long(job);
     if (job.nnodes_max >= job.nnodes_min) return "";
     return "nnodes_max " + std::to_string(job.nnodes_max) + " is below nnodes_min " + std::to_string(job.nnodes_min);
   }
@@ -103,7 +105,8 @@ struct Described<rdzv::Join> {
   using T = rdzv::Join;
   static constexpr rdzv::Frame frame{1, "Join"};
   static constexpr auto fields = std::tuple(  //
-      field("node", &T::node), field("connection", &T::connection), field("last_round", &T::last_round, kNumber));
+      field("node", &T::node), field("connection", &T::connection), field("last_round", &T::last_round, kNumber),
+      field("session_key", &T::session_key, kSessionKey));
 };
 
 // After a broken connection: "I am member k of round R".
@@ -113,7 +116,7 @@ struct Described<rdzv::Register> {
   static constexpr rdzv::Frame frame{2, "Register"};
   static constexpr auto fields = std::tuple(  //
       field("node", &T::node), field("connection", &T::connection), field("slice", &T::slice),
-      field("state", &T::state));
+      field("state", &T::state), field("session_key", &T::session_key, kSessionKey));
 };
 
 // Every keep_alive_interval.
@@ -167,6 +170,12 @@ struct Described<rdzv::Assignment> {
       field("world_size", &T::world_size, kSize), field("first_role_rank", &T::first_role_rank, kNumber),
       field("role_world_size", &T::role_world_size, kSize), field("restart_count", &T::restart_count, kNumber),
       field("master", &T::master));
+  static std::string problem(const T& slice) {
+    if (slice.group_rank.value >= slice.group_world_size) return "group_rank is not below group_world_size";
+    if (slice.first_rank.value >= slice.world_size) return "first_rank is not below world_size";
+    if (slice.first_role_rank >= slice.role_world_size) return "first_role_rank is not below role_world_size";
+    return "";
+  }
 };
 
 template <>

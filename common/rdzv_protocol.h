@@ -31,8 +31,10 @@
 // Messages, their types and their payload: rdzv_fields.h, member by member.
 // connection = how many connections this node has opened, this one included. What arrives late on an older one than
 // the newest that was introduced is not taken for the node's word.
-// Texts and lists beyond their bounds are cut by the writer and refused by the reader; so is a number out of its own.
-// Version rule: any change of what is on the wire is a new version; versions do not mix.
+// session_key = random, made by the agent at its start and told to nobody else. A node belongs to the one who spoke for
+// it first: who comes with another key is not heard as this node, by Join or Register, and so by nothing that follows
+// them. Texts and lists beyond their bounds are cut by the writer and refused by the reader; so is a number out of its
+// own. Version rule: any change of what is on the wire is a new version; versions do not mix.
 namespace ddprun::rdzv {
 
 inline constexpr std::string_view kMagic = "DDPRRDZV";
@@ -51,6 +53,7 @@ inline constexpr std::uint32_t kRosterPage = 1'000;
 inline constexpr std::uint32_t kMaxPart = 1u << 20;   // of a text that travels in parts
 inline constexpr std::int64_t kMaxCount = 1'000'000;  // of nodes, and of workers on a node
 inline constexpr std::int64_t kMaxKeepAliveAttempts = 1'000;
+inline constexpr std::uint32_t kMaxSessionKey = 64;
 
 enum class PeerKind : std::uint8_t { agent = 1, operator_tool = 2 };
 enum class MemberState : std::uint8_t { waiting = 0, running = 1, finished = 2, resumable = 3, stopping = 4 };
@@ -112,6 +115,7 @@ struct Join {
   NodeInfo node;
   std::uint64_t connection = 0;
   Round last_round;  // 0: none yet
+  std::string session_key;
 };
 
 using Assignment = RankSlice;
@@ -121,6 +125,7 @@ struct Register {
   std::uint64_t connection = 0;
   RankSlice slice;
   MemberState state = MemberState::running;
+  std::string session_key;
 };
 
 struct Heartbeat {

@@ -14,6 +14,8 @@
 #include <boost/beast/http/string_body.hpp>
 #include <boost/beast/http/write.hpp>
 #include <exception>
+#include <list>
+#include <memory>
 #include <utility>
 
 #include "common/log.h"
@@ -38,26 +40,31 @@ struct MetricsServer::Impl : std::enable_shared_from_this<MetricsServer::Impl> {
   Impl(asio::io_context& context, RendezvousServer& s) : io(context), server(&s), acceptor(context), pause(context) {}
 
   asio::awaitable<void> accept() {
+    boost::system::error_code ignored;
     while (acceptor.is_open()) {
       tcp::socket socket(io);
       const auto [error] = co_await acceptor.async_accept(socket, kAsTuple);
       if (!acceptor.is_open()) break;
-      if (error || open >= kMaxConnections) {
+      if (error) {
         pause.expires_after(kAcceptPause);
         co_await pause.async_wait(kAsTuple);
         continue;
       }
-      ++open;
-      asio::co_spawn(io, serve(std::move(socket)), [self = shared_from_this()](std::exception_ptr failure) {
-        --self->open;
+      // The oldest goes, not the newcomer: whoever holds connections cannot keep a health check out.
+      if (open.size() >= kMaxConnections) open.front()->socket().close(ignored);
+      open.push_back(std::make_shared<boost::beast::tcp_stream>(std::move(socket)));
+      if (open.size() > kMaxConnections) open.pop_front();
+      const auto stream = open.back();
+      asio::co_spawn(io, serve(stream), [self = shared_from_this(), stream](std::exception_ptr failure) {
+        self->open.remove(stream);
         if (failure) std::rethrow_exception(failure);
       });
     }
   }
 
-  asio::awaitable<void> serve(tcp::socket socket) {
+  asio::awaitable<void> serve(std::shared_ptr<boost::beast::tcp_stream> kept) {
     const auto self = shared_from_this();
-    boost::beast::tcp_stream stream(std::move(socket));
+    boost::beast::tcp_stream& stream = *kept;
     boost::beast::flat_buffer buffer;
     while (true) {
       http::request_parser<http::empty_body> parser;
@@ -117,7 +124,7 @@ struct MetricsServer::Impl : std::enable_shared_from_this<MetricsServer::Impl> {
   tcp::acceptor acceptor;
   asio::steady_timer pause;
   std::uint16_t port = 0;
-  int open = 0;
+  std::list<std::shared_ptr<boost::beast::tcp_stream>> open;  // the oldest first
 };
 
 MetricsServer::MetricsServer(asio::io_context& io, Listener listener, RendezvousServer& server)

@@ -10,10 +10,11 @@
 namespace ddprun::rendezvous {
 
 // HTTP/1.1 for monitoring: GET /metrics (OpenMetrics text), /healthz (the loop runs), /readyz (the port is served).
-// Everything else: 404 or 405. At most kMaxConnections at once, each request within kLimit.
+// Everything else: 404 or 405. At most kMaxConnections at once: the oldest goes for a new one. Each request within
+// kLimit.
 class MetricsServer {
  public:
-  static constexpr int kMaxConnections = 64;
+  static constexpr std::size_t kMaxConnections = 64;
   static constexpr std::chrono::seconds kLimit{5};
 
   MetricsServer(boost::asio::io_context& io, Listener listener, RendezvousServer& server);

@@ -199,6 +199,7 @@ void Agent::Impl::start_client() {
   rdzv::NodeInfo& node = client.node;
   node.run_id = options_.run_id;
   node.node_id = NodeId(random_hex(16));
+  client.session_key = random_hex(16);
   node.host = host_;
   node.address = hosting_.own_address();
   node.role = options_.role;

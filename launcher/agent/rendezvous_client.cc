@@ -279,6 +279,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
       join.node = options.node;
       join.connection = connections;
       join.last_round = last_round;
+      join.session_key = options.session_key;
       send(join);
       return;
     }
@@ -287,6 +288,7 @@ struct RendezvousClient::Impl : std::enable_shared_from_this<RendezvousClient::I
     registration.node = options.node;
     registration.connection = connections;
     registration.slice = slice;
+    registration.session_key = options.session_key;
     registration.slice.master = Endpoint();
     registration.state = pending_done      ? (*pending_done == rdzv::DoneResult::success ? rdzv::MemberState::finished
                                                                                          : rdzv::MemberState::resumable)

@@ -35,6 +35,7 @@ struct ClientOptions {
   Endpoint endpoint;
   std::uint16_t ports = 1;  // it may be at any of so many ports from the endpoint's on; others may sit there too
   rdzv::NodeInfo node;      // address empty: our side of the connection
+  std::string session_key;  // see rdzv_protocol.h
   std::chrono::milliseconds read_timeout{60'000};  // from the first contact to something useful
   std::string waiting_hint;                        // added to what a waiting user hears
 };

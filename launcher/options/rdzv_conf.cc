@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "common/job_settings.h"
 #include "common/rdzv_protocol.h"
 #include "launcher/options/option_values.h"
 
@@ -138,6 +139,7 @@ Result<void> read_rdzv_conf(const ParsedOptions& parsed, LaunchOptions& out) {
     }
     if (!done) return bad(fmt::format("{}: {}: {}", source, given, done.error().message()));
   }
+  if (out.job.lease() > kMaxLease) return bad(fmt::format("{}: {}", source, lease_too_long(out.job)));
   return {};
 }
 

@@ -17,7 +17,7 @@ std::optional<rdzv::Refused> Membership::refusal(const rdzv::NodeInfo& info, boo
     return n.first != info.node_id && n.second.state != MemberState::waiting;
   };
   // What a member says is what counts, so it is the one to name.
-  auto other = std::find_if(nodes_.begin(), nodes_.end(), is_member);
+  auto other = members() > 0 ? std::find_if(nodes_.begin(), nodes_.end(), is_member) : nodes_.end();
   if (other == nodes_.end() && !by_members) {
     other = std::find_if(nodes_.begin(), nodes_.end(), [&](const auto& n) { return n.first != info.node_id; });
   }
@@ -84,8 +84,7 @@ Actions Membership::on(const rdzv::Join& join, TimePoint now) {
     if (was_known) try_form(now, out);
     return out;
   }
-  // A daemon that was restarted must not count from one again: agents know how far they were.
-  highest_round_ = std::max(highest_round_, join.last_round);
+  note_round(join.last_round);
   std::optional<std::int64_t> place;
   Round in_round;
   if (const auto known = nodes_.find(id); known != nodes_.end()) {
@@ -111,18 +110,25 @@ Actions Membership::on(const rdzv::Join& join, TimePoint now) {
   return out;
 }
 
+// A daemon that was restarted must not count from one again. A peer that lies must not use the numbers up either: no
+// daemon lives so long that its rounds come near kMaxRoundsAhead.
+void Membership::note_round(Round seen) {
+  const std::int64_t here = std::max(round_, highest_round_).value;
+  highest_round_ = Round(std::max(here, std::min(seen.value, here + kMaxRoundsAhead)));
+}
+
 // True: the Join is of a node of a job that has ended, and has its answer. Else whatever has ended is behind us.
 bool Membership::answer_of_ended_job(const rdzv::Join& join, Actions& out) {
   const NodeId& id = join.node.node_id;
-  const auto gone = gone_.find(id);
-  const bool has_final = gone != gone_.end() && gone->second.final;
+  const auto* const gone = gone_.find(id);
+  const bool has_final = gone != nullptr && gone->final;
   if (phase_ == Phase::ended) {
     if (nodes_.contains(id)) {
       out.push_back(Send{id, *final_});
       return true;
     }
     if (has_final && join.last_round == round_) {
-      out.push_back(Send{id, *gone->second.final});
+      out.push_back(Send{id, *gone->final});
       return true;
     }
     start_over();
@@ -130,7 +136,7 @@ bool Membership::answer_of_ended_job(const rdzv::Join& join, Actions& out) {
     return false;
   }
   if (residue_.contains(id) && has_final) {
-    out.push_back(Send{id, *gone->second.final});  // it missed the word
+    out.push_back(Send{id, *gone->final});  // it missed the word
     return true;
   }
   residue_.erase(id);  // it was fenced, and has stopped its workers now
@@ -211,31 +217,30 @@ Actions Membership::on(const rdzv::Register& registration, TimePoint now) {
     return out;
   }
   // Nobody counts on this node, but it may have workers: the next round waits until it has stopped them.
-  if (const auto gone = gone_.find(id); gone != gone_.end()) {
-    if (gone->second.final) {
-      out.push_back(Send{id, *gone->second.final});
+  if (const auto* const gone = gone_.find(id); gone != nullptr) {
+    if (gone->final) {
+      out.push_back(Send{id, *gone->final});
     } else {
-      fence(id, round, fmt::format("the rendezvous knows that this node {}", gone->second.why), out);
+      fence(id, round, fmt::format("the rendezvous knows that this node {}", *gone->why), out);
     }
     wait_for_end_of(registration.node, now);
     return out;
   }
   if (phase_ == Phase::ended && recover_until_ && round == round_) {
     out.push_back(Send{id, *final_});  // it comes back to a world that has been ended meanwhile
-    Gone known_end;
-    known_end.why = "the job had ended";
-    known_end.final = final_;
-    remember(id, std::move(known_end));
+    gone_.add(id, "the job had ended", final_);
     wait_for_end_of(registration.node, now);
     return out;
   }
   // Unknown: we were restarted, or it comes from a world that is over.
   const bool first = group_world_size_ == 0 && phase_ == Phase::forming &&
-                     (expected_ || (residue_.empty() && !recover_until_)) && round >= std::max(round_, highest_round_);
+                     (expected_ || (residue_.empty() && !recover_until_)) &&
+                     round >= std::max(round_, highest_round_) &&
+                     round.value <= std::max(round_, highest_round_).value + kMaxRoundsAhead;
   // Two daemons that were restarted at different times may have used the same number: then the slices do not fit.
   const bool fits = recover_until_ && recover_missing_ > 0 && phase_ != Phase::ended && round == round_ &&
                     slice_fits(registration.slice, registration.node.nproc);
-  highest_round_ = std::max(highest_round_, round);
+  note_round(round);
   if (!first && !fits) {
     fence(id, round, why_unknown(round), out);
     wait_for_end_of(registration.node, now);

@@ -188,6 +188,10 @@ void Membership::add_failure(const FailureRecord& record) {
   ++totals_.failures;
   if (failures_.size() < kFailuresKept) failures_.push_back(record);
   failure_history_.push_back(record);
+  // What status shows; the evidence travels with the last word.
+  failure_history_.back().last_lines.clear();
+  failure_history_.back().log_paths.clear();
+  failure_history_.back().error_file_json.clear();
   if (failure_history_.size() > rdzv::kMaxFailures) failure_history_.pop_front();
 }
 
@@ -304,7 +308,8 @@ void Membership::fail(Actions& out) {
 
 void Membership::end(const rdzv::ServerMessage& message, std::string result, Actions& out) {
   const Phase phase = std::exchange(phase_, Phase::ended);
-  final_ = message;
+  final_ = std::make_shared<const rdzv::ServerMessage>(message);
+  failures_.clear();
   result_ = std::move(result);
   verdict_.reset();
   newcomer_.reset();

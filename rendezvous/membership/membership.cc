@@ -13,12 +13,6 @@ namespace ddprun::rendezvous {
 
 using rdzv::MemberState;
 
-namespace {
-
-constexpr std::size_t kGoneKept = 65'536;
-
-}  // namespace
-
 Membership::Membership(RunId run_id, Round last_round) : run_id_(std::move(run_id)), round_(last_round) {}
 
 std::size_t Membership::members() const {
@@ -44,31 +38,14 @@ void Membership::set_state(Node& node, MemberState state) {
   if (node.closed && node.state == MemberState::waiting) ++closed_waiting_;
 }
 
-void Membership::remember(const NodeId& node, Gone gone) {
-  gone.number = ++gone_number_;
-  gone_order_.emplace_back(node, gone.number);
-  gone_.insert_or_assign(node, std::move(gone));
-  while (gone_order_.size() > kGoneKept) {
-    // A node that went, came and went again has a later entry, which counts.
-    const auto& [oldest, number] = gone_order_.front();
-    if (const auto found = gone_.find(oldest); found != gone_.end() && found->second.number == number) {
-      gone_.erase(found);
-    }
-    gone_order_.pop_front();
-  }
-}
-
 void Membership::erase(const NodeId& node, const std::string& why) {
   const auto found = nodes_.find(node);
   CHECK(found != nodes_.end(), "erase of an unknown node");
   Node& n = found->second;
   --counts_[static_cast<std::size_t>(n.state)];
   if (n.closed && n.state == MemberState::waiting) --closed_waiting_;
-  Gone gone;
-  gone.why = why;
-  gone.final = final_;
   damped_.erase(node);
-  remember(node, std::move(gone));
+  gone_.add(node, why, final_);
   nodes_.erase(found);
 }
 

@@ -6,7 +6,6 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <variant>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "common/types.h"
 #include "rendezvous/membership/damping.h"
 #include "rendezvous/membership/known_world.h"
+#include "rendezvous/membership/tombstones.h"
 
 namespace ddprun::rendezvous {
 
@@ -85,6 +85,9 @@ class Membership {
   static constexpr auto kVerdictWait = std::chrono::milliseconds(500);
   // Newcomers to a running job gather for the shorter of this and the last call, so that ten of them cost one restart.
   static constexpr auto kNewcomerWait = std::chrono::seconds(2);
+
+  // A peer may know of so many rounds that we do not.
+  static constexpr std::int64_t kMaxRoundsAhead = 1'000'000;
 
   // Rounds are numbered from `last_round` + 1.
   explicit Membership(RunId run_id, Round last_round = Round(0));
@@ -162,13 +165,9 @@ class Membership {
     Duration lost_after{};
     bool closed = false;
   };
-  struct Gone {
-    std::uint64_t number = 0;
-    std::string why;
-    std::optional<rdzv::ServerMessage> final;  // what an ended job told everybody
-  };
 
   std::optional<rdzv::Refused> refusal(const rdzv::NodeInfo& info, bool by_members = false) const;
+  void note_round(Round seen);
   void refuse_waiting_ones(TimePoint now, Actions& out);
   Node& add(const rdzv::NodeInfo& info, TimePoint now);
   bool answer_of_ended_job(const rdzv::Join& join, Actions& out);
@@ -183,7 +182,6 @@ class Membership {
   void connected_again(Node& node, TimePoint now);
   void set_state(Node& node, rdzv::MemberState state);
   void erase(const NodeId& node, const std::string& why);
-  void remember(const NodeId& node, Gone gone);
   bool slice_fits(const rdzv::Assignment& slice, std::int64_t nproc) const;
   void start_over();
 
@@ -243,7 +241,7 @@ class Membership {
   bool counted_ = false;        // the restart under way was counted and may be refunded
   std::string restart_reason_;
   std::string result_;
-  std::optional<rdzv::ServerMessage> final_;
+  Tombstones::Word final_;
   std::vector<FailureRecord> failures_;        // of the current round
   std::deque<FailureRecord> failure_history_;  // the last ones of the job
   std::int64_t quick_failures_ = 0;            // counted ones in a row that were quick, for the crash loop limit
@@ -265,9 +263,7 @@ class Membership {
   // connection has just closed, members of an old round that have been fenced. No round forms before they are gone or
   // have joined.
   std::map<NodeId, Residue> residue_;
-  std::unordered_map<NodeId, Gone> gone_;
-  std::deque<std::pair<NodeId, std::uint64_t>> gone_order_;
-  std::uint64_t gone_number_ = 0;
+  Tombstones gone_;
   std::string own_address_;
   Damping damping_;
   std::set<NodeId> damped_;  // the nodes that have a `welcome`; few

@@ -59,7 +59,7 @@ class Acceptor {
   void close();  // and closes those without a taker
 
   EventSet& events() { return *events_; }
-  Strangers& strangers() { return *strangers_; }
+  const std::shared_ptr<Strangers>& strangers() { return strangers_; }
   boost::asio::io_context& context() { return io_; }
   // An opening as an Asio socket; nullopt: it could not be had.
   std::optional<boost::asio::ip::tcp::socket> to_socket(Opening& opening);

@@ -72,31 +72,44 @@ void AdminService::on_message(AgentConnection& connection, rdzv::OperatorMessage
 
 // --- status and roster: whole when asked, sent in parts
 
-void AdminService::send_status(AgentConnection& connection, const std::string& run_id) {
+// Those who ask while another one has not read the same answer yet share it: it is made and kept once.
+std::shared_ptr<const std::string> AdminService::status_text(const std::string& run_id) {
+  constexpr std::chrono::seconds kFresh{1};
+  const TimePoint now = SteadyClock::now();
+  if (auto unread = last_status_.lock(); unread && last_status_of_ == run_id && now - last_status_at_ < kFresh) {
+    return unread;
+  }
   std::vector<JobStatus> all;
   std::map<std::string, std::vector<std::string>> news;
   for (const auto& [id, job] : jobs_) {
     if (!run_id.empty() && id.value != run_id) continue;
     if (job.membership.empty() && job.membership.phase() != Phase::ended) continue;
-    all.push_back(job.membership.status(SteadyClock::now()));
+    all.push_back(job.membership.status(now));
     news[id.value].assign(job.events.begin(), job.events.end());
   }
-  connection.stream([text = to_status_json(all, news), sent = std::size_t{0}]() mutable {
+  auto text = std::make_shared<const std::string>(to_status_json(all, news));
+  last_status_ = text;
+  last_status_of_ = run_id;
+  last_status_at_ = now;
+  return text;
+}
+
+void AdminService::send_status(AgentConnection& connection, const std::string& run_id) {
+  connection.stream([text = status_text(run_id), sent = std::size_t{0}]() mutable {
     std::optional<rdzv::ServerMessage> next;
-    const std::size_t rest = text.size() - sent;
+    if (!text) return next;
+    const std::size_t rest = text->size() - sent;
     if (rest > rdzv::kMaxPart) {
       rdzv::ReplyPart part;
-      part.text = text.substr(sent, rdzv::kMaxPart);
+      part.text = text->substr(sent, rdzv::kMaxPart);
+      sent += rdzv::kMaxPart;
       next = std::move(part);
-    } else if (!text.empty()) {
+    } else {
       rdzv::Reply reply;
-      reply.text = text.substr(sent);
+      reply.text = text->substr(sent);
       next = std::move(reply);
-      text.clear();
-      sent = 0;
-      return next;
+      text.reset();
     }
-    sent += std::min<std::size_t>(rest, rdzv::kMaxPart);
     return next;
   });
 }

@@ -58,6 +58,7 @@ class AdminService : public std::enable_shared_from_this<AdminService> {
 
   void answer(AgentConnection& connection, bool ok, std::string text);
   bool may_command(const AgentConnection& connection, const std::string& token) const;
+  std::shared_ptr<const std::string> status_text(const std::string& run_id);
   void send_status(AgentConnection& connection, const std::string& run_id);
   void send_roster(AgentConnection& connection, const std::string& run_id);
   void drain(AgentConnection& connection, const rdzv::DrainRequest& request);
@@ -72,6 +73,9 @@ class AdminService : public std::enable_shared_from_this<AdminService> {
   Apply apply_;
   std::map<std::uint64_t, Flight> flights_;
   std::uint64_t flight_ids_ = 0;
+  std::weak_ptr<const std::string> last_status_;  // while somebody has not read it
+  std::string last_status_of_;
+  TimePoint last_status_at_;
 };
 
 // Compares in a time that depends on the length of `given` only.

@@ -1,5 +1,6 @@
 #include "rendezvous/server/agent_connection.h"
 
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -10,6 +11,7 @@
 #include "common/frame_io.h"
 #include "common/log.h"
 #include "common/tcp.h"
+#include "common/wire.h"
 
 namespace ddprun::rendezvous {
 
@@ -17,17 +19,21 @@ namespace asio = boost::asio;
 
 namespace {
 
-constexpr std::chrono::seconds kHelloLimit{10};
+constexpr std::chrono::seconds kHelloLimit{5};
 constexpr std::chrono::seconds kCloseLimit{1};
 
 }  // namespace
 
 AgentConnection::AgentConnection(asio::ip::tcp::socket socket, std::string already_read, std::string greeting,
-                                 Handlers handlers)
+                                 Handlers handlers, std::shared_ptr<Strangers> strangers,
+                                 std::shared_ptr<UnsentSum> sum)
     : socket_(std::move(socket)),
       already_read_(std::move(already_read)),
       greeting_(std::move(greeting)),
       handlers_(std::move(handlers)),
+      descriptor_(socket_.native_handle()),
+      strangers_(std::move(strangers)),
+      sum_(std::move(sum)),
       stuck_(socket_.get_executor()),
       written_(socket_.get_executor(), asio::steady_timer::time_point::max()) {
   if (const auto remote = remote_endpoint(socket_.native_handle())) {
@@ -36,6 +42,63 @@ AgentConnection::AgentConnection(asio::ip::tcp::socket socket, std::string alrea
     peer_is_loopback_ = is_loopback(remote->host);
   }
   if (const auto local = local_endpoint(socket_.native_handle())) own_address_ = local->host;
+}
+
+AgentConnection::~AgentConnection() {
+  strangers_->leave(*this);
+  sum_->bytes -= accounted_;
+}
+
+void AgentConnection::turn_away(std::string_view why) {
+  if (!closed_ && handlers_.on_refused) handlers_.on_refused(*this, std::string(why));
+  close(std::string(why));
+}
+
+void AgentConnection::welcome() {
+  known_ = true;
+  strangers_->leave(*this);
+}
+
+std::uint32_t AgentConnection::max_frame() const {
+  if (!known_) return kMaxFirstFrame;
+  return !is_operator_ && flights_asked_ > 0 ? rdzv::kMaxFrame : rdzv::kMaxAgentFrame;
+}
+
+// What may come is known only when it comes: we may have asked for something long meanwhile. Room is made as bytes
+// come.
+asio::awaitable<Result<std::string>> AgentConnection::next_frame() {
+  auto head = co_await read_bytes(socket_, sizeof(std::uint32_t), read_limit);
+  if (!head) co_return std::move(head).error();
+  WireReader reader(*head);
+  const std::uint32_t length = reader.u32();
+  if (length == 0 || length > max_frame()) {
+    co_return Error(Errc::malformed, "a frame of " + std::to_string(length) + " bytes; 1 to " +
+                                         std::to_string(max_frame()) + " are allowed");
+  }
+  std::string frame;
+  while (frame.size() < length) {
+    const std::size_t more = std::min<std::size_t>(length - frame.size(), std::max<std::size_t>(4096, frame.size()));
+    auto part = co_await read_bytes(socket_, more, read_limit);
+    if (!part) {
+      coming_ = 0;
+      co_return std::move(part).error();
+    }
+    frame += *part;
+    coming_ = frame.size();
+    account();
+    if (closed_) co_return Error(Errc::cancelled, close_reason_);
+  }
+  coming_ = 0;
+  account();
+  co_return frame;
+}
+
+void AgentConnection::account() {
+  const std::size_t now = closed_ ? 0 : held();
+  sum_->bytes += now - accounted_;
+  const bool grew = now > accounted_;
+  accounted_ = now;
+  if (grew && sum_->bytes > UnsentSum::kMost && handlers_.on_too_much) handlers_.on_too_much();
 }
 
 asio::awaitable<Result<rdzv::Hello>> AgentConnection::handshake() {
@@ -74,14 +137,13 @@ asio::awaitable<void> AgentConnection::run() {
     co_return;
   }
   const bool agent = hello->kind == rdzv::PeerKind::agent;
-  const std::uint32_t max_frame = agent ? rdzv::kMaxFrame : rdzv::kMaxAgentFrame;
   is_operator_ = !agent;
   bool lost = false;
   std::string why;
   while (!closed_) {
     Result<std::string> frame = std::string();
     if (already_read_.empty()) {
-      frame = co_await read_frame(socket_, max_frame, read_limit);
+      frame = co_await next_frame();
     } else {
       // Agents wait for our reply before they go on, so this is no agent.
       frame = Error(Errc::malformed, "bytes before the opening was answered");
@@ -100,6 +162,7 @@ asio::awaitable<void> AgentConnection::run() {
       auto message = rdzv::decode_agent(*frame);
       const bool too_long =
           message && frame->size() > rdzv::kMaxAgentFrame && !std::holds_alternative<rdzv::FlightReply>(*message);
+      if (message && std::holds_alternative<rdzv::FlightReply>(*message) && flights_asked_ > 0) --flights_asked_;
       if (!message || too_long) {
         why = message ? "a message of " + std::to_string(frame->size()) + " bytes" : message.error().message();
         log_warning("agent {}: {}: connection closed", peer_, why);
@@ -114,6 +177,7 @@ asio::awaitable<void> AgentConnection::run() {
         break;
       }
       read_limit = kOperatorLimit;
+      welcome();
       // One answer at a time: what nobody reads is not made, and no answer gets into the middle of another one. While
       // an answer is collected the end of the connection is still seen, so the wait for it is here.
       co_await collected();
@@ -146,6 +210,9 @@ void AgentConnection::end_collecting() {
 void AgentConnection::send(const rdzv::ServerMessage& message) {
   if (closed_ || closing_) return;
   queued_ += rdzv::encode(message);
+  if (std::holds_alternative<rdzv::FlightRequest>(message)) ++flights_asked_;
+  account();
+  if (closed_) return;
   if (unsent() > (is_operator_ ? kMaxUnsentOperator : kMaxUnsent)) {
     close("it reads too slowly: " + std::to_string(unsent()) + " bytes wait for it");
     return;
@@ -168,6 +235,8 @@ void AgentConnection::write_next() {
       sources_.pop_front();
     }
   }
+  account();
+  if (closed_) return;
   if (writing_.empty()) {
     written_.cancel();
     if (closing_) close(close_reason_);
@@ -183,6 +252,7 @@ void AgentConnection::write_next() {
   asio::async_write(socket_, asio::buffer(writing_),
                     [self = shared_from_this()](const boost::system::error_code& error, std::size_t) {
                       self->writing_.clear();
+                      self->account();
                       self->stuck_.cancel();
                       if (error) {
                         // The reader sees the end too, but the kernel tells the reason only once.
@@ -214,6 +284,8 @@ void AgentConnection::close(const std::string& why) {
   if (closed_) return;
   closed_ = true;
   close_reason_ = why;
+  strangers_->leave(*this);
+  account();
   sources_.clear();
   stuck_.cancel();
   written_.cancel();

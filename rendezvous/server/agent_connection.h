@@ -11,13 +11,21 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/rdzv_protocol.h"
+#include "rendezvous/net/strangers.h"
 
 namespace ddprun::rendezvous {
 
+// What waits to be read by all agents and operators together, and the half frames that have come from them.
+struct UnsentSum {
+  std::size_t bytes = 0;
+  static constexpr std::size_t kMost = 256u << 20;
+};
+
 // One connection of an agent or of ddpctl: bytes <-> messages. Decides nothing.
-class AgentConnection : public std::enable_shared_from_this<AgentConnection> {
+class AgentConnection : public std::enable_shared_from_this<AgentConnection>, public Stranger {
  public:
   struct Handlers {
     std::function<void(AgentConnection&, rdzv::AgentMessage)> on_agent;
@@ -29,12 +37,24 @@ class AgentConnection : public std::enable_shared_from_this<AgentConnection> {
     std::function<void(AgentConnection&, bool lost, const std::string& why)> on_end;
     // All that was sent to an operator is out.
     std::function<void(AgentConnection&)> on_drained;
+    // More than UnsentSum::kMost waits in all.
+    std::function<void()> on_too_much;
   };
   // Makes the next message of a long answer; nullopt: that was all.
   using Source = std::function<std::optional<rdzv::ServerMessage>()>;
 
   AgentConnection(boost::asio::ip::tcp::socket socket, std::string already_read, std::string greeting,
-                  Handlers handlers);
+                  Handlers handlers, std::shared_ptr<Strangers> strangers, std::shared_ptr<UnsentSum> sum);
+  ~AgentConnection() override;
+
+  int descriptor() const override { return descriptor_; }
+  void turn_away(std::string_view why) override;
+  // It has said who it is, and was believed. Until then it is among the strangers, and must be brief.
+  void welcome();
+  bool is_known() const { return known_; }
+  bool is_operator() const { return is_operator_; }
+  // An operator for whom nothing is under way.
+  bool is_idle() const { return !collecting_ && unsent() == 0 && sources_.empty(); }
 
   // Reads until the connection ends, then calls on_end once. Keeps itself alive; close() ends it in the next turn of
   // the context.
@@ -49,6 +69,7 @@ class AgentConnection : public std::enable_shared_from_this<AgentConnection> {
   void collect();
   void end_collecting();
   std::size_t unsent() const { return queued_.size() + writing_.size(); }
+  std::size_t held() const { return unsent() + coming_; }  // also what has come of a frame
   // Closes when what is queued is out, at the latest after a second.
   void close_after_sending();
   void close(const std::string& why);
@@ -67,14 +88,18 @@ class AgentConnection : public std::enable_shared_from_this<AgentConnection> {
   // server sets it to more than T_lost, which ends the node before; an operator reads long answers meanwhile.
   std::chrono::milliseconds read_limit = kFirstLimit;
 
-  static constexpr std::chrono::seconds kFirstLimit{10};
+  static constexpr std::chrono::seconds kFirstLimit{5};
   static constexpr std::chrono::seconds kOperatorLimit{600};
   static constexpr std::chrono::seconds kStuckLimit{60};
+  static constexpr std::uint32_t kMaxFirstFrame = 4096;  // who is not known yet
   static constexpr std::size_t kMaxUnsent = 16u << 20;
   static constexpr std::size_t kMaxUnsentOperator = 48u << 20;
 
  private:
   boost::asio::awaitable<Result<rdzv::Hello>> handshake();
+  boost::asio::awaitable<Result<std::string>> next_frame();
+  std::uint32_t max_frame() const;
+  void account();
   void write_next();
   boost::asio::awaitable<void> all_written();
   boost::asio::awaitable<void> collected();
@@ -86,8 +111,15 @@ class AgentConnection : public std::enable_shared_from_this<AgentConnection> {
   std::string peer_, peer_address_, own_address_;
   bool peer_is_loopback_ = false;
   bool is_operator_ = false;
+  bool known_ = false;
+  int descriptor_ = -1;
+  std::size_t flights_asked_ = 0;  // FlightRequests without an answer: only those may be long
+  std::shared_ptr<Strangers> strangers_;
+  std::shared_ptr<UnsentSum> sum_;
+  std::size_t accounted_ = 0;  // in it
   bool collecting_ = false;
   std::string queued_, writing_;
+  std::size_t coming_ = 0;
   std::deque<Source> sources_;
   boost::asio::steady_timer stuck_;
   boost::asio::steady_timer written_;  // never expires; cancelled when all is out or collected, or no more can go out

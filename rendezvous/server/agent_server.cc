@@ -1,5 +1,7 @@
 #include "rendezvous/server/agent_server.h"
 
+#include <fmt/format.h>
+
 #include <boost/asio/co_spawn.hpp>
 #include <exception>
 #include <utility>
@@ -38,7 +40,7 @@ void AgentServer::accept(Acceptor::Opening opening) {
   };
   handlers.on_operator = [weak](AgentConnection& connection, rdzv::OperatorMessage message) {
     const auto self = weak.lock();
-    if (self && !self->closed_ && !self->leaving_) self->admin_->on_message(connection, std::move(message));
+    if (self && !self->closed_ && !self->leaving_) self->on_operator(connection, std::move(message));
   };
   handlers.on_refused = [weak](AgentConnection& connection, const std::string& why) {
     if (const auto self = weak.lock()) self->refused(connection, why);
@@ -50,8 +52,12 @@ void AgentServer::accept(Acceptor::Opening opening) {
   handlers.on_end = [weak](AgentConnection& connection, bool lost, const std::string& why) {
     if (const auto self = weak.lock()) self->on_end(connection, lost, why);
   };
-  auto connection =
-      std::make_shared<AgentConnection>(std::move(*socket), std::string(opening.bytes), greeting_, std::move(handlers));
+  handlers.on_too_much = [weak] {
+    if (const auto self = weak.lock()) self->drop_the_slowest();
+  };
+  auto connection = std::make_shared<AgentConnection>(std::move(*socket), std::string(opening.bytes), greeting_,
+                                                      std::move(handlers), acceptor_.strangers(), unsent_);
+  acceptor_.strangers()->replace(opening.stranger, *connection);
   AgentConnection* key = connection.get();
   connections_[key] = connection;
   ++accepted_;
@@ -68,6 +74,51 @@ void AgentServer::refused(const AgentConnection& connection, const std::string& 
       [&](std::uint64_t n) { log_warning("connection from {} refused: {} so_far={}", connection.peer(), why, n); });
 }
 
+// Whoever fills the most of it goes.
+void AgentServer::drop_the_slowest() {
+  AgentConnection* slowest = nullptr;
+  for (const auto& [key, connection] : connections_) {
+    if (connection->closed()) continue;
+    if (slowest == nullptr || connection->held() > slowest->held()) slowest = key;
+  }
+  if (slowest == nullptr) return;
+  log_warning(
+      "the buffers of all agents and operators are full: closed the connection of {}, which fills {} of {} bytes",
+      slowest->peer(), slowest->held(), unsent_->bytes);
+  slowest->close("it fills the most of the buffers, and they are full");
+}
+
+// --- messages of operators
+
+void AgentServer::on_operator(AgentConnection& connection, rdzv::OperatorMessage message) {
+  const auto known = operators_.find(&connection);
+  if (known == operators_.end() && !make_room_for_operator(connection)) {
+    rdzv::Reply full;
+    full.ok = false;
+    full.text = fmt::format("{} operators are being served now: try again in a moment", kOperators);
+    connection.send(full);
+    connection.close_after_sending();
+    return;
+  }
+  operators_[&connection] = SteadyClock::now();
+  admin_->on_message(connection, std::move(message));
+}
+
+// Of those for whom nothing is under way the one that was silent longest goes. From this host an operator always gets
+// in: then one of another host goes in the middle of its answer.
+bool AgentServer::make_room_for_operator(const AgentConnection& newcomer) {
+  if (operators_.size() < kOperators) return true;
+  AgentConnection* victim = nullptr;
+  for (const auto& [connection, last] : operators_) {
+    const bool may_go = connection->is_idle() || (newcomer.peer_is_loopback() && !connection->peer_is_loopback());
+    if (may_go && (victim == nullptr || last < operators_.at(victim))) victim = connection;
+  }
+  if (victim == nullptr) return false;
+  operators_.erase(victim);
+  victim->close("another operator has come, and there is room for " + std::to_string(kOperators));
+  return true;
+}
+
 // --- messages of agents
 
 void AgentServer::on_agent(AgentConnection& connection, rdzv::AgentMessage message) {
@@ -75,13 +126,13 @@ void AgentServer::on_agent(AgentConnection& connection, rdzv::AgentMessage messa
   const TimePoint now = SteadyClock::now();
   if (auto* join = std::get_if<rdzv::Join>(&message)) {
     correct_address(connection, join->node);
-    Job* job = introduce(connection, join->node, join->connection);
+    Job* job = introduce(connection, join->node, join->connection, join->session_key);
     if (job != nullptr) runner_.apply(*job, job->membership.on(*join, now), now);
     return;
   }
   if (auto* registration = std::get_if<rdzv::Register>(&message)) {
     correct_address(connection, registration->node);
-    Job* job = introduce(connection, registration->node, registration->connection);
+    Job* job = introduce(connection, registration->node, registration->connection, registration->session_key);
     if (job != nullptr) runner_.apply(*job, job->membership.on(*registration, now), now);
     return;
   }
@@ -120,7 +171,8 @@ void AgentServer::correct_address(const AgentConnection& connection, rdzv::NodeI
 
 // The connection speaks for this node from now on; an older connection of it is closed. nullptr: it may not, and is
 // closed itself.
-Job* AgentServer::introduce(AgentConnection& connection, const rdzv::NodeInfo& node, std::uint64_t number) {
+Job* AgentServer::introduce(AgentConnection& connection, const rdzv::NodeInfo& node, std::uint64_t number,
+                            const std::string& session_key) {
   if (!connection.node_id.value.empty() && (connection.node_id != node.node_id || connection.run_id != node.run_id)) {
     log_warning("agent {}: one connection speaks for {} and {}: connection closed", connection.peer(),
                 connection.node_id.value, node.node_id.value);
@@ -131,7 +183,31 @@ Job* AgentServer::introduce(AgentConnection& connection, const rdzv::NodeInfo& n
     connection.close("it is of another job than the one that is served here");
     return nullptr;
   }
-  Job& job = runner_.job_of(node.run_id);
+  Job* const made = runner_.job_of(node.run_id);
+  if (made == nullptr) {
+    rdzv::Refused refused;
+    refused.retry = true;
+    refused.reason = fmt::format("the rendezvous serves {} run ids already", JobRunner::kMostJobs);
+    connection.send(refused);
+    connection.close_after_sending();
+    return nullptr;
+  }
+  Job& job = *made;
+  if (!job.sessions.may_speak(node.node_id, session_key)) {
+    impostor_log_.note([&](std::uint64_t n) {
+      log_warning(
+          "agent {} speaks for node {} of job {}, which another one began (session key): connection closed so_far={}",
+          connection.peer(), node.node_id.value, node.run_id.value, n);
+    });
+    rdzv::Refused refused;
+    refused.reason = "node " + node.node_id.value + " belongs to another agent";
+    connection.send(refused);
+    connection.close_after_sending();
+    return nullptr;
+  }
+  job.sessions.forget_others(job.connections.size() + job.membership.size(), [&](const NodeId& id) {
+    return id == node.node_id || job.connections.contains(id) || job.membership.knows(id);
+  });
   auto& slot = job.connections[node.node_id];
   if (slot && slot.get() != &connection) {
     if (slot->number > number) {  // sent before the node opened its newest connection, and late
@@ -145,6 +221,7 @@ Job* AgentServer::introduce(AgentConnection& connection, const rdzv::NodeInfo& n
   connection.run_id = node.run_id;
   connection.node_id = node.node_id;
   connection.number = number;
+  connection.welcome();
   const Duration patience = node.job.lease() + Membership::kLostMargin + kReadMargin;
   connection.read_limit = std::chrono::duration_cast<std::chrono::milliseconds>(patience);
   if (!connection.peer_is_loopback() && !connection.own_address().empty()) {
@@ -156,6 +233,7 @@ Job* AgentServer::introduce(AgentConnection& connection, const rdzv::NodeInfo& n
 
 void AgentServer::on_end(AgentConnection& connection, bool lost, const std::string& why) {
   connections_.erase(&connection);
+  operators_.erase(&connection);
   forget(connection, lost, why);
   if (!closed_) admin_->on_end(connection);
 }

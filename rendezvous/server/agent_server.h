@@ -36,11 +36,17 @@ class AgentServer : public std::enable_shared_from_this<AgentServer> {
   std::uint64_t refused_count() const { return refused_count_; }
 
  private:
+  static constexpr std::size_t kOperators = 16;
+
   void accept(Acceptor::Opening opening);
   void refused(const AgentConnection& connection, const std::string& why);
   void on_agent(AgentConnection& connection, rdzv::AgentMessage message);
   static void correct_address(const AgentConnection& connection, rdzv::NodeInfo& node);
-  Job* introduce(AgentConnection& connection, const rdzv::NodeInfo& node, std::uint64_t number);
+  Job* introduce(AgentConnection& connection, const rdzv::NodeInfo& node, std::uint64_t number,
+                 const std::string& session_key);
+  void on_operator(AgentConnection& connection, rdzv::OperatorMessage message);
+  bool make_room_for_operator(const AgentConnection& newcomer);
+  void drop_the_slowest();
   void on_end(AgentConnection& connection, bool lost, const std::string& why);
   void forget(AgentConnection& connection, bool lost, const std::string& why);
 
@@ -50,9 +56,11 @@ class AgentServer : public std::enable_shared_from_this<AgentServer> {
   const std::string greeting_;
   std::optional<RunId> only_;
   std::unordered_map<AgentConnection*, std::shared_ptr<AgentConnection>> connections_;
+  std::unordered_map<AgentConnection*, TimePoint> operators_;  // who has asked something, and when last
+  const std::shared_ptr<UnsentSum> unsent_ = std::make_shared<UnsentSum>();
   std::uint64_t accepted_ = 0;
   std::uint64_t refused_count_ = 0;
-  RefusalLog refusal_log_;
+  RefusalLog refusal_log_, impostor_log_;
   bool leaving_ = false;
   bool closed_ = false;
 };

@@ -14,6 +14,7 @@
 #include "rendezvous/membership/known_world.h"
 #include "rendezvous/membership/membership.h"
 #include "rendezvous/server/agent_connection.h"
+#include "rendezvous/server/session_keys.h"
 
 namespace ddprun::rendezvous {
 
@@ -26,6 +27,7 @@ struct Job {
   std::uint64_t change = 0;         // by which change of the state file it came there
   std::vector<Send> held;           // until that change is on the disk
   std::unordered_map<NodeId, std::shared_ptr<AgentConnection>> connections;
+  SessionKeys sessions;
   std::deque<std::string> events;  // the last ones, oldest first
   TimePoint last_change;
 };

@@ -27,7 +27,9 @@ void JobRunner::start(std::shared_ptr<const StateFile> state_file, const std::ve
   }
   last_pulse_ = SteadyClock::now();
   for (const KnownWorld& world : worlds) {
-    Job& job = job_of(world.run_id);
+    Job* const made = job_of(world.run_id);
+    if (made == nullptr) break;  // a daemon before us kept to the same bound
+    Job& job = *made;
     job.membership.expect(world, last_pulse_);
     job.known = world;
     job.last_change = last_pulse_;
@@ -36,13 +38,14 @@ void JobRunner::start(std::shared_ptr<const StateFile> state_file, const std::ve
   beat();
 }
 
-Job& JobRunner::job_of(const RunId& run_id) {
+Job* JobRunner::job_of(const RunId& run_id) {
   auto found = jobs_.find(run_id);
   if (found == jobs_.end()) {
     forget_idle_jobs();
+    if (jobs_.size() >= kMostJobs) return nullptr;
     found = jobs_.try_emplace(run_id, run_id).first;
   }
-  return found->second;
+  return &found->second;
 }
 
 // Old names are kept for their round numbers: what belongs to an old round is refused. Not for ever.

@@ -23,7 +23,9 @@ class JobRunner : public std::enable_shared_from_this<JobRunner> {
   // `worlds`: that an earlier daemon knew. `state_file` may be null.
   void start(std::shared_ptr<const StateFile> state_file, const std::vector<KnownWorld>& worlds);
 
-  Job& job_of(const RunId& run_id);  // made if there is none
+  static constexpr std::size_t kMostJobs = 4'096;
+  // Made if there is none; nullptr: kMostJobs of them are in use.
+  Job* job_of(const RunId& run_id);
   Jobs& jobs() { return jobs_; }
   void apply(Job& job, Actions actions, TimePoint now);
   void on_static_round(std::function<void()> hook) { static_hook_ = std::move(hook); }

@@ -1,5 +1,8 @@
 #include "rendezvous/server/server.h"
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <boost/asio/as_tuple.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
@@ -21,6 +24,11 @@ namespace {
 Strangers::Limits limits_of(const ServerOptions& options) {
   Strangers::Limits limits;
   limits.time = options.store.setup_timeout;
+  // Beyond what a start of thousands of agents needs: descriptors are left for those that are known.
+  rlimit descriptors{};
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) == 0 && descriptors.rlim_cur != RLIM_INFINITY) {
+    limits.most = std::max<std::size_t>(64, descriptors.rlim_cur / 4);
+  }
   return limits;
 }
 

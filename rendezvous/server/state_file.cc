@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
@@ -13,7 +14,8 @@
 #include <string_view>
 #include <utility>
 
-#include "common/rdzv_protocol.h"
+#include "common/job_settings.h"
+#include "rendezvous/membership/membership.h"
 
 namespace ddprun::rendezvous {
 
@@ -93,6 +95,8 @@ Result<std::vector<KnownWorld>> read_state(const std::string& path) {
     world.lost_after = std::chrono::milliseconds(lost_after_ms);
     const bool in_bounds = lost_after_ms >= 0 && world.lost_after <= 2 * kMaxDuration && round >= 0;
     if (!words || !in_bounds || world.run_id.value.empty()) return broken(line);
+    // A daemon of before there was a bound may have believed in longer leases.
+    world.lost_after = std::min<std::chrono::milliseconds>(world.lost_after, kMaxLease + Membership::kLostMargin);
     worlds.push_back(std::move(world));
   }
   return broken("(the end)");

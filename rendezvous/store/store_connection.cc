@@ -96,20 +96,4 @@ void StoreConnection::update_interest(EventSet& events, std::size_t max_unread) 
 
 bool StoreConnection::reads() const { return (interest_ & EPOLLIN) != 0; }
 
-void StoreDeadlines::add(StoreConnection& connection, TimePoint limit) {
-  connection.limited_ = true;
-  connection.limit_ = limit;
-  connection.previous_ = last_;
-  connection.next_ = nullptr;
-  (last_ ? last_->next_ : first_) = &connection;
-  last_ = &connection;
-}
-
-void StoreDeadlines::remove(StoreConnection& connection) {
-  if (!connection.limited_) return;
-  (connection.previous_ ? connection.previous_->next_ : first_) = connection.next_;
-  (connection.next_ ? connection.next_->previous_ : last_) = connection.previous_;
-  connection.limited_ = false;
-}
-
 }  // namespace ddprun::rendezvous

@@ -13,6 +13,8 @@
 
 namespace ddprun::rendezvous {
 
+class StoreDeadlines;
+
 // The socket of one store client: its session, the answers that the kernel did not take yet, and what it waits for.
 class StoreConnection final : public EventSet::Watcher {
  public:
@@ -53,6 +55,7 @@ class StoreConnection final : public EventSet::Watcher {
   std::size_t buffered() const { return session_.buffered() + out_.capacity(); }
 
   std::size_t accounted = 0;  // of it, in the service's sum
+  std::size_t half_mark = 0;  // of a half request: what had come when its time began
 
  private:
   friend class StoreDeadlines;
@@ -66,24 +69,10 @@ class StoreConnection final : public EventSet::Watcher {
   std::uint32_t interest_;
   bool finished_ = false;
   // StoreDeadlines.
-  bool limited_ = false;
+  StoreDeadlines* list_ = nullptr;
   StoreConnection* previous_ = nullptr;
   StoreConnection* next_ = nullptr;
   TimePoint limit_;
-};
-
-// Connections with a time limit, oldest first: not validated, or finished and not drained. All have the same time.
-class StoreDeadlines {
- public:
-  void add(StoreConnection& connection, TimePoint limit);
-  void remove(StoreConnection& connection);
-  static bool has(const StoreConnection& connection) { return connection.limited_; }
-  StoreConnection* first() const { return first_; }
-  static TimePoint limit_of(const StoreConnection& connection) { return connection.limit_; }
-
- private:
-  StoreConnection* first_ = nullptr;
-  StoreConnection* last_ = nullptr;
 };
 
 }  // namespace ddprun::rendezvous

@@ -16,7 +16,9 @@ struct StoreServerOptions {
   std::size_t max_unread_bytes = std::size_t{4} << 20;  // answers a client has not read before we stop reading from it
   std::size_t max_buffered_bytes = std::size_t{1} << 30;  // unread answers and half requests, all connections together
   std::size_t max_connections = 0;                        // store clients; 0 = as many as descriptors allow
-  std::chrono::milliseconds setup_timeout = std::chrono::seconds(60);  // from accept to the first bytes, to VALIDATE
+  std::chrono::milliseconds setup_timeout = std::chrono::seconds(5);  // from accept to the first bytes, to VALIDATE
+  // A request of which only a part is here: so long until it is whole, or kHalfProgress more of it has come.
+  std::chrono::milliseconds half_request_timeout = std::chrono::seconds(60);
 };
 
 // What `ddpctl store stats` and the metrics show.

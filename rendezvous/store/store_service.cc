@@ -14,11 +14,11 @@
 
 namespace ddprun::rendezvous {
 
-namespace asio = boost::asio;
-
 namespace {
 
 constexpr std::size_t kReadChunk = 256 * 1024;
+constexpr std::chrono::milliseconds kEndTime{60'000};
+constexpr std::size_t kHalfProgress = 64 * 1024;  // of a long request, that gives it its time again
 constexpr std::size_t kTrimFrom = std::size_t{64} << 20;
 
 std::string peer_text(int fd) {
@@ -32,7 +32,14 @@ StoreService::StoreService(Acceptor& acceptor, StoreServerOptions options)
     : acceptor_(acceptor),
       events_(acceptor.events()),
       options_(options),
-      limit_timer_(std::make_shared<asio::steady_timer>(acceptor.context())),
+      setups_(acceptor.context(), options.setup_timeout,
+              [this](StoreConnection& late) { too_late(late, "sent no VALIDATE", options_.setup_timeout); }),
+      halves_(acceptor.context(), options.half_request_timeout,
+              [this](StoreConnection& late) {
+                too_late(late, "sent the first part of a request, and not the rest", options_.half_request_timeout);
+              }),
+      ends_(acceptor.context(), kEndTime,
+            [this](StoreConnection& late) { too_late(late, "has ended and did not take its last answers", kEndTime); }),
       scratch_(kReadChunk) {
   limits_.decoder.max_list_bytes = options_.max_request_bytes;
   limits_.max_store_bytes = options_.max_store_bytes;
@@ -64,7 +71,7 @@ void StoreService::adopt(Acceptor::Opening opening) {
   StoreConnection& connection = *connections_[id];
   events_.set_watcher(opening.tag, connection);
   ++live_;
-  limit_time(connection);
+  setups_.add(connection);
   counts_.bytes_in += opening.bytes.size();
   feed(connection, opening.bytes);
 }
@@ -112,9 +119,7 @@ void StoreService::feed(StoreConnection& connection, std::string_view bytes) {
     const bool had_backlog = connection.unsent() > 0;
     std::string& out = had_backlog ? connection.kept() : reply_;
     verdict = session.feed(bytes, connection.unsent(), out, wakes_);
-    if (StoreDeadlines::has(connection) && !connection.finished() && session.validated()) {
-      deadlines_.remove(connection);
-    }
+    if (setups_.has(connection) && session.validated()) StoreDeadlines::remove(connection);
     const std::string_view tail = session.take_tail();
     if (had_backlog) {
       connection.kept().append(tail);
@@ -137,7 +142,10 @@ void StoreService::feed(StoreConnection& connection, std::string_view bytes) {
     // Paused by the bound on unread answers, but the kernel took them all: no event would come.
   } while (session.paused() && connection.unsent() == 0);
   account(connection);
-  if (events_.watches(me)) connection.update_interest(events_, options_.max_unread_bytes);
+  if (events_.watches(me)) {
+    look_at_half(connection);
+    connection.update_interest(events_, options_.max_unread_bytes);
+  }
   deliver_wakes();
 }
 
@@ -181,9 +189,29 @@ void StoreService::account(StoreConnection& connection) {
   const bool grew = now > connection.accounted;
   buffered_ += now - connection.accounted;
   connection.accounted = now;
-  if (grew && buffered_ > options_.max_buffered_bytes) {
-    refuse_for_memory(connection, "half requests and unread answers of all clients are over max_buffered_bytes");
+  if (!grew) return;
+  // Whoever keeps the most pays: else one that parks half requests would have all others cut.
+  while (buffered_ > options_.max_buffered_bytes) {
+    StoreConnection* most = nullptr;
+    for (const auto& other : connections_) {
+      if (other && (most == nullptr || other->accounted > most->accounted)) most = other.get();
+    }
+    refuse_for_memory(*most, "half requests and unread answers of all clients are over max_buffered_bytes");
   }
+}
+
+void StoreService::look_at_half(StoreConnection& connection) {
+  const std::size_t half = connection.session().half_bytes();
+  const bool timed = halves_.has(connection);
+  if (half == 0) {
+    if (timed) StoreDeadlines::remove(connection);
+    return;
+  }
+  if (!connection.session().validated() || connection.finished()) return;
+  if (timed && half >= connection.half_mark && half < connection.half_mark + kHalfProgress) return;
+  StoreDeadlines::remove(connection);
+  connection.half_mark = half;
+  halves_.add(connection);
 }
 
 // ---- ending
@@ -196,7 +224,8 @@ void StoreService::at_end(StoreConnection& connection) {
   }
   store_.forget(connection.client());
   connection.finish();
-  if (!StoreDeadlines::has(connection)) limit_time(connection);
+  StoreDeadlines::remove(connection);
+  ends_.add(connection);
   connection.update_interest(events_, options_.max_unread_bytes);
 }
 
@@ -255,43 +284,20 @@ void StoreService::refuse_for_number() {
 void StoreService::drop(StoreConnection& connection) {
   store_.forget(connection.client());
   buffered_ -= connection.accounted;
-  deadlines_.remove(connection);
+  StoreDeadlines::remove(connection);
   --live_;
   const ClientId id = connection.client();
   events_.forget(connection.tag());
   connections_[id].reset();
 }
 
-// ---- time limits
-
-void StoreService::limit_time(StoreConnection& connection) {
-  deadlines_.add(connection, SteadyClock::now() + options_.setup_timeout);
-  if (!limit_timer_runs_) run_limit_timer();
-}
-
-void StoreService::run_limit_timer() {
-  limit_timer_runs_ = true;
-  limit_timer_->expires_at(StoreDeadlines::limit_of(*deadlines_.first()));
-  limit_timer_->async_wait(
-      [this, alive = std::weak_ptr<asio::steady_timer>(limit_timer_)](const boost::system::error_code& error) {
-        if (!error && !alive.expired() && !closed_) on_limit();
-      });
-}
-
-void StoreService::on_limit() {
-  limit_timer_runs_ = false;
-  const TimePoint now = SteadyClock::now();
-  while (deadlines_.first() != nullptr && StoreDeadlines::limit_of(*deadlines_.first()) <= now) {
-    StoreConnection& late = *deadlines_.first();
-    ++counts_.setup_timeouts;
-    silent_log_.note([&](std::uint64_t n) {
-      log_info("store: closed a connection that {} within {} ms peer={} so_far={}",
-               late.finished() ? "has ended and did not take its last answers" : "sent no VALIDATE",
-               options_.setup_timeout.count(), peer_text(late.fd()), n);
-    });
-    drop(late);
-  }
-  if (deadlines_.first() != nullptr) run_limit_timer();
+void StoreService::too_late(StoreConnection& connection, std::string_view what, std::chrono::milliseconds limit) {
+  ++counts_.setup_timeouts;
+  late_log_.note([&](std::uint64_t n) {
+    log_info("store: closed a connection that {} within {} ms peer={} so_far={}", what, limit.count(),
+             peer_text(connection.fd()), n);
+  });
+  drop(connection);
 }
 
 // ---- the whole
@@ -307,7 +313,9 @@ void StoreService::clear() {
 void StoreService::close() {
   if (closed_) return;
   closed_ = true;
-  limit_timer_->cancel();
+  setups_.close();
+  halves_.close();
+  ends_.close();
   events_.on_turn_end(nullptr);
   for (std::size_t i = 0; i < connections_.size(); ++i) {
     if (connections_[i]) drop(*connections_[i]);

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <boost/asio/io_context.hpp>
-#include <boost/asio/steady_timer.hpp>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,6 +12,7 @@
 #include "rendezvous/net/refusal_log.h"
 #include "rendezvous/store/store.h"
 #include "rendezvous/store/store_connection.h"
+#include "rendezvous/store/store_deadlines.h"
 #include "rendezvous/store/store_options.h"
 
 namespace ddprun::rendezvous {
@@ -47,9 +47,8 @@ class StoreService final : public StoreConnection::Owner {
   void refuse_for_memory(StoreConnection& connection, std::string_view why);
   void refuse_for_number();
   void drop(StoreConnection& connection);
-  void limit_time(StoreConnection& connection);
-  void run_limit_timer();
-  void on_limit();
+  void look_at_half(StoreConnection& connection);
+  void too_late(StoreConnection& connection, std::string_view what, std::chrono::milliseconds limit);
   void trim();
 
   Acceptor& acceptor_;
@@ -58,9 +57,9 @@ class StoreService final : public StoreConnection::Owner {
   StoreSessionLimits limits_;
   Store store_;
   std::vector<std::unique_ptr<StoreConnection>> connections_;  // by ClientId, which is EventSet::index_of
-  StoreDeadlines deadlines_;
-  std::shared_ptr<boost::asio::steady_timer> limit_timer_;
-  bool limit_timer_runs_ = false;
+  StoreDeadlines setups_;                                      // no VALIDATE yet
+  StoreDeadlines halves_;                                      // part of a request is here
+  StoreDeadlines ends_;                                        // finished, with answers that it does not take
   bool closed_ = false;
   std::size_t live_ = 0;
   std::size_t buffered_ = 0;
@@ -72,7 +71,7 @@ class StoreService final : public StoreConnection::Owner {
   Store::Wakes delivering_;
 
   StoreStats counts_;  // the counting half of it
-  RefusalLog garbage_log_, too_old_log_, malformed_log_, memory_log_, number_log_, silent_log_;
+  RefusalLog garbage_log_, too_old_log_, malformed_log_, memory_log_, number_log_, late_log_;
 };
 
 }  // namespace ddprun::rendezvous

@@ -42,6 +42,8 @@ class StoreSession {
 
   bool validated() const { return validated_; }
   bool paused() const { return paused_; }
+  // Of a request that is not whole yet.
+  std::size_t half_bytes() const { return paused_ ? 0 : pending_.size(); }
   // What belongs behind `out` of the last feed(); empty mostly.
   std::string_view take_tail() { return std::exchange(tail_, {}); }
   std::string_view why() const { return why_; }

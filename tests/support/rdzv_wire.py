@@ -6,7 +6,7 @@ import struct
 from rdzv_support import LIMIT, hello
 
 AGENT, OPERATOR = 1, 2
-JOIN, HEARTBEAT, FLIGHT_REPLY = 1, 3, 8
+JOIN, REGISTER, HEARTBEAT, LEAVE, FAILURE, DONE, FLIGHT_REPLY = 1, 2, 3, 4, 5, 6, 8
 ASSIGNMENT, HEARTBEAT_ACK, RESTART, SHUTDOWN, FLIGHT_REQUEST, NOTICE = 64, 65, 66, 68, 71, 72
 STATUS_REQUEST, FLIGHT_QUERY = 128, 131
 REPLY, FLIGHT_PART, REPLY_PART = 160, 161, 162
@@ -34,8 +34,13 @@ def node(node_id, run_id="job", host="", nnodes=(1, 1), keep_alive_ms=5000, atte
             + struct.pack("<qqq", attempts, 0, 5_000))                           # attempts, crash loop
 
 
-def join(node_id, connection=1, last_round=0, **more):
-    return frame(JOIN, node(node_id, **more) + struct.pack("<Qq", connection, last_round))
+def join(node_id, connection=1, last_round=0, key="", **more):
+    return frame(JOIN, node(node_id, **more) + struct.pack("<Qq", connection, last_round) + text(key))
+
+
+def register(node_id, round_number=1, connection=1, key="", group_rank=0, nodes=1, first_rank=0, world=1, state=1, **more):
+    slice_ = struct.pack("<qqqqqqqq", round_number, group_rank, nodes, first_rank, world, 0, world, 0) + text("") + struct.pack("<H", 0)
+    return frame(REGISTER, node(node_id, **more) + struct.pack("<Q", connection) + slice_ + struct.pack("<B", state) + text(key))
 
 
 class Peer:

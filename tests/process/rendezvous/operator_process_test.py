@@ -53,7 +53,7 @@ class ManyNodes(WithDaemon):
         hosts = [f"host-{i}-".ljust(250, "x") for i in range(count)]
         for i, host in enumerate(hosts):
             self.keep(Peer(self.port, opening=hello())).greeted().send(
-                wire.join(f"n{i}".ljust(250, "y"), host=host, nnodes=(count + 1, count + 1), attempts=1000))
+                wire.join(f"n{i}".ljust(250, "y"), host=host, nnodes=(count + 1, count + 1), attempts=120))
         here = f'"waiting_for": "{count} of {count + 1} nodes are here'
 
         def whole():
@@ -110,7 +110,7 @@ class Operators(WithDaemon):
                   self.keep(Peer(self.port, opening=hello()[:5])), self.keep(Peer(self.port).greeted().send(b"\7\0"))]
         for peer in silent:
             self.assertEqual(peer.read_until()[0], None)
-        self.assertIn("sent no Join within 10000 ms", self.server.errors())
+        self.assertRegex(self.server.errors(), "did not say in time whose it is|sent no Join within 5000 ms")
         self.assertEqual(self.ctl(self.endpoint, "status").returncode, 0)
 
     def test_one_connection_speaks_for_one_node(self):

@@ -71,7 +71,7 @@ TEST(RendezvousClient, OnlyARefusedConnectionProvesThatTheDaemonIsDead) {
   boost::asio::io_context io(1);
   ClientOptions options;
   options.endpoint = Endpoint{"127.0.0.1", door.port()};
-  options.node.job.keep_alive_interval = std::chrono::seconds(600);
+  options.node.job.keep_alive_interval = std::chrono::seconds(200);
   options.node.job.keep_alive_max_attempt = 3;
   std::atomic<int> renewals{0};
   ClientEvents events;
@@ -131,7 +131,7 @@ ClientOptions options_for(const Door& door) {
   options.endpoint = Endpoint{"127.0.0.1", door.port()};
   options.node.run_id = RunId("job");
   options.node.node_id = NodeId("node");
-  options.node.job.keep_alive_interval = std::chrono::seconds(600);
+  options.node.job.keep_alive_interval = std::chrono::seconds(200);
   return options;
 }
 

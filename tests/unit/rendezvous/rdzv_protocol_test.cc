@@ -49,12 +49,14 @@ std::vector<AgentMessage> agent_messages() {
   join.node = some_node();
   join.last_round = Round(6);
   join.connection = 3;
+  join.session_key = "00112233445566778899aabbccddeeff";
   Register registration;
   registration.node = some_node();
   registration.node.node_rank.reset();
   registration.slice.round = Round(6);
   registration.slice.world_size = 12;
   registration.state = MemberState::finished;
+  registration.session_key = "00112233445566778899aabbccddeeff";
   Failure failure;
   failure.age = std::chrono::milliseconds(17);
   failure.permanent = failure.quick = true;
@@ -213,6 +215,21 @@ TEST(RdzvProtocol, BoundsAreCheckedAndNamed) {
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("nnodes_max 8"), std::string::npos);
   join.node = some_node();
+  join.node.job.keep_alive_interval = std::chrono::seconds(60);
+  join.node.job.keep_alive_max_attempt = 10;
+  EXPECT_TRUE(decode_agent(payload(encode(AgentMessage(join)))));
+  join.node.job.keep_alive_max_attempt = 11;
+  refused = decode_agent(payload(encode(AgentMessage(join))));
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("keep_alive_interval x keep_alive_max_attempt is 660 s; at most 600 s"),
+            std::string::npos);
+  Register registration;
+  registration.node = some_node();
+  registration.slice.group_rank = GroupRank(1);
+  refused = decode_agent(payload(encode(AgentMessage(registration))));
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("group_rank is not below group_world_size"), std::string::npos);
+  join.node = some_node();
   join.node.node_id = NodeId();
   EXPECT_FALSE(decode_agent(payload(encode(AgentMessage(join)))));
 }
@@ -222,7 +239,7 @@ TEST(RdzvProtocol, AnEnumerationIsWhatItsWordsName) {
   registration.node = some_node();
   std::string frame = encode(AgentMessage(registration));
   EXPECT_TRUE(decode_agent(payload(frame)));
-  frame.back() = static_cast<char>(kEnumSize<MemberState>);
+  frame[frame.size() - 5] = static_cast<char>(kEnumSize<MemberState>);  // before the session key, which is empty
   const auto refused = decode_agent(payload(frame));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().message(), "Register message: unknown state 5");

@@ -252,6 +252,55 @@ TEST(StoreServer, ALengthAloneCostsNoMemory) {
   EXPECT_LT(served.stats().buffered_bytes, 100u * 5000u);
 }
 
+// So many bytes of a SET whose value never comes whole.
+std::string half_set(std::size_t size) {
+  std::string bytes = hello();
+  std::string whole;
+  store_wire::set(whole, "parked", std::string(size + 1, 'x'));
+  return bytes + whole.substr(0, whole.size() - 1);
+}
+
+TEST(StoreServer, WhoParksHalfRequestsPaysForFullBuffersNotTheOthers) {
+  StoreServerOptions options;
+  options.max_buffered_bytes = 1 << 20;
+  Served served(options);
+  UniqueFd honest = served.connect();  // its request comes in two pieces
+  std::string bytes = hello();
+  store_wire::set(bytes, "honest", std::string(100'000, 'v'));
+  write_bytes(honest.get(), bytes.substr(0, 50'000));
+  ASSERT_TRUE(eventually([&] { return served.stats().buffered_bytes > 40'000; }));
+  std::vector<UniqueFd> parked;
+  for (int i = 0; i < 8; ++i) {
+    parked.push_back(served.connect());
+    write_bytes(parked.back().get(), half_set(300'000));
+  }
+  ASSERT_TRUE(eventually([&] { return served.stats().refused_memory > 0; }));
+  write_bytes(honest.get(), bytes.substr(50'000));
+  StoreClient reader = served.client("");
+  EXPECT_TRUE(eventually([&] { return reader.get("honest")->size() == 100'000u; }));
+}
+
+TEST(StoreServer, AHalfRequestThatDoesNotGoOnIsClosedOneThatDoesIsNot) {
+  StoreServerOptions options;
+  options.half_request_timeout = 1500ms;
+  Served served(options);
+  UniqueFd slow = served.connect();
+  UniqueFd parked = served.connect();
+  write_bytes(parked.get(), half_set(10'000));
+  std::string bytes = hello();
+  store_wire::set(bytes, "slow", std::string(2'000'000, 'v'));
+  StoreClient idle = served.client("");
+  std::size_t sent = 0;
+  while (sent < bytes.size()) {  // much longer than the limit in all
+    const std::size_t piece = std::min<std::size_t>(100'000, bytes.size() - sent);
+    write_bytes(slow.get(), bytes.substr(sent, piece));
+    sent += piece;
+    std::this_thread::sleep_for(100ms);  // that is how slow it is
+  }
+  EXPECT_TRUE(closes(parked.get()));
+  EXPECT_TRUE(eventually([&] { return idle.get("slow")->size() == 2'000'000u; }));
+}
+
 TEST(StoreServer, AtTheDescriptorLimitNewOnesAreRefusedAndOldOnesServed) {
 #ifdef __SANITIZE_ADDRESS__
   // The asan preset has UBSan too, whose vptr check opens a pipe to probe memory and takes EMFILE for a bad object.
