@@ -385,7 +385,7 @@ TEST_F(Flags, ReadmeHasTheTable) {
 TEST_F(Flags, EveryFlagHasATest) {
   std::ostringstream buffer;
   for (const char* file : {"surface_flags_test.cc", "surface_worker_flags_test.cc", "../hosts/hosts_process_test.py",
-                           "../hosts/hosts_loss_test.py"}) {
+                           "../hosts/hosts_loss_test.py", "../engines/mpi_test.py"}) {
     buffer << std::ifstream(std::string(DDPRUN_SOURCE_DIR) + "/tests/process/launcher/" + file).rdbuf();
   }
   const std::string source = buffer.str();

@@ -407,16 +407,16 @@ TEST_F(TrainerHardTimes, RanksThatDifferAreToldSo) {
 
 TEST_F(TrainerHardTimes, AStoreThatIsNotThereIsNamedWhileItIsWaitedFor) {
   write_csv("data.csv", 8, 2);
-  for (const auto& [name, value] : std::map<std::string, std::string>{{"RANK", "0"},
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"RANK", "1"},
                                                                       {"WORLD_SIZE", "2"},
-                                                                      {"LOCAL_RANK", "0"},
+                                                                      {"LOCAL_RANK", "1"},
                                                                       {"LOCAL_WORLD_SIZE", "2"},
                                                                       {"MASTER_ADDR", "127.0.0.1"},
                                                                       {"MASTER_PORT", "1"}}) {
     runner().environment[name] = value;
   }
   Running alone = start(0);
-  EXPECT_TRUE(alone.wait_for("rank 0 waits for the worker store (MASTER_ADDR, MASTER_PORT)"));
+  EXPECT_TRUE(alone.wait_for("rank 1 waits for the worker store (MASTER_ADDR, MASTER_PORT)"));
   alone.signal(SIGTERM);
   EXPECT_EQ(alone.wait().code, 128 + SIGTERM);
 }

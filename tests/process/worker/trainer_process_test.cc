@@ -287,7 +287,8 @@ TEST_F(Trainer, ATerminalShowsABarAndTheLogFileTheLines) {
   write_config();
   const Finished shown =
       runner().run({"/usr/bin/script", "-qec",
-                    std::string(DDPRUN_BINARY_DIR) + "/trainer --config " + path("config.yaml"), "/dev/null"});
+                    "stty cols 80; exec " + std::string(DDPRUN_BINARY_DIR) + "/trainer --config " + path("config.yaml"),
+                    "/dev/null"});
   EXPECT_EQ(shown.code, 0) << said(shown);
   EXPECT_THAT(shown.out, HasSubstr("\r\x1b[Kepoch 1/2 ["));
   EXPECT_THAT(shown.out, HasSubstr("\r\x1b[Kepoch 1/2 done: mean loss"));

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 #include "tests/unit/engine/engine_support.h"
@@ -49,7 +52,7 @@ namespace {
 
 struct Counted {
   std::size_t allocations, largest;
-  std::ptrdiff_t heap_growth;  // of malloc's arenas and mappings
+  std::ptrdiff_t heap_growth;  // of malloc's arenas and mappings, the least of three times four steps
 };
 
 Counted count_steps(Trial& trial, optim::Optimizer& optimizer) {
@@ -61,15 +64,22 @@ Counted count_steps(Trial& trial, optim::Optimizer& optimizer) {
     optimizer.step(1e-3, {.clip = optim::clip_factor(s.norm, 1)});
   };
   for (int i = 0; i < 3; ++i) step(i % 2 == 1);
-  const struct mallinfo2 before = mallinfo2();
+  const auto in_use = [] {
+    const struct mallinfo2 now = mallinfo2();
+    return static_cast<std::ptrdiff_t>(now.uordblks + now.hblkhd);
+  };
   allocations = largest = 0;
   watching = true;
-  for (int i = 0; i < 4; ++i) step(i % 2 == 1);
+  // What a library keeps from step to step may lie in a chunk with some bytes to spare this time and none the next: a
+  // leak grows over and over.
+  std::ptrdiff_t growth = std::numeric_limits<std::ptrdiff_t>::max();
+  for (int window = 0; window < 3; ++window) {
+    const std::ptrdiff_t before = in_use();
+    for (int i = 0; i < 4; ++i) step(i % 2 == 1);
+    growth = std::min(growth, in_use() - before);
+  }
   watching = false;
-  const struct mallinfo2 after = mallinfo2();
-  return {allocations.load(), largest.load(),
-          static_cast<std::ptrdiff_t>(after.uordblks + after.hblkhd) -
-              static_cast<std::ptrdiff_t>(before.uordblks + before.hblkhd)};
+  return {allocations.load(), largest.load(), growth};
 }
 
 class Allocations : public ::testing::TestWithParam<ModelCase> {};
@@ -80,7 +90,7 @@ TEST_P(Allocations, AStepAllocatesNothing) {
     auto optimizer = optim::Optimizer::create({.kind = optim::OptimizerKind::adamw}, *trial.store).value();
     const Counted c = count_steps(trial, *optimizer);
     EXPECT_LE(c.largest, 1024u) << "of " << c.allocations;
-    EXPECT_EQ(c.heap_growth, 0);
+    EXPECT_LE(c.heap_growth, 0);
   }
 }
 
