@@ -173,4 +173,8 @@ void LineMixer::flush_idle(TimePoint now, std::string& out) {
   }
 }
 
+void LineMixer::hold_again(TimePoint now) {
+  for (auto& [number, stream] : streams_) stream.held_since = now;
+}
+
 }  // namespace ddprun::launcher

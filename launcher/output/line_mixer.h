@@ -32,6 +32,8 @@ class LineMixer {
   void finish(int stream, std::string& out);  // shows what is held back and forgets the stream
   std::optional<TimePoint> next_flush() const;
   void flush_idle(TimePoint now, std::string& out);
+  // The console takes nothing: what is held back has not waited for its end, and begins to do so now.
+  void hold_again(TimePoint now);
 
  private:
   struct Stream {

@@ -429,8 +429,13 @@ class OutputHub::Impl : public std::enable_shared_from_this<OutputHub::Impl> {
     const auto at = [&next](TimePoint when) { next = next ? std::min(*next, when) : when; };
 
     for (Console& console : consoles_) {
-      if (console.waiting() == 0) console.last_progress = now;
-      console.mixer.flush_idle(now, console.queue);
+      if (console.waiting() == 0) {
+        console.last_progress = now;
+        console.mixer.flush_idle(now, console.queue);
+      } else {
+        // A writer that waits for a console in the middle of a line has not paused there.
+        console.mixer.hold_again(now);
+      }
       console.flush(now);
     }
     for (auto& [id, pump] : pumps_) {

@@ -18,6 +18,10 @@ class Mixer {
     clock_.advance(time);
     mixer_.flush_idle(clock_.now(), out_);
   }
+  void wait_for_the_console(std::chrono::milliseconds time) {
+    clock_.advance(time);
+    mixer_.hold_again(clock_.now());
+  }
   bool has_deadline() const { return mixer_.next_flush().has_value(); }
   std::string take() { return std::exchange(out_, {}); }
 
@@ -127,6 +131,17 @@ TEST(LineMixer, WordsWithoutANewlineShowWithinSecondsInAFileToo) {
   mixer.feed(a, "..\n");
   mixer.feed(b, "b\n");
   EXPECT_EQ(mixer.take(), "..\n[b]:b\n");
+}
+
+TEST(LineMixer, AWriterThatWaitsForTheConsoleInALineHasNotPausedThere) {
+  Mixer mixer(false);
+  const int a = mixer.add("[a]:");
+  mixer.feed(a, "half a li");
+  for (int i = 0; i < 10; ++i) mixer.wait_for_the_console(std::chrono::seconds(1));
+  mixer.wait(std::chrono::milliseconds(1900));
+  EXPECT_EQ(mixer.take(), "");
+  mixer.feed(a, "ne\n");
+  EXPECT_EQ(mixer.take(), "[a]:half a line\n");
 }
 
 TEST(LineMixer, ACharacterIsNotTornByWhatIsShownEarly) {
