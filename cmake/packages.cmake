@@ -53,7 +53,7 @@ endif()
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME ddprun)
-set(CPACK_PACKAGE_CONTACT "ddprun maintainers <ddprun@localhost.localdomain>")
+set(CPACK_PACKAGE_CONTACT "ddprun maintainers <maintainers@ddprun.example>")
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
@@ -84,7 +84,9 @@ set(CPACK_DEBIAN_DDPRUN-RENDEZVOUS_PACKAGE_CONTROL_EXTRA
 set(CPACK_DEBIAN_DDPRUN-RENDEZVOUS_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 set(CPACK_DEBIAN_DDPRUN-RENDEZVOUS_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_DDPRUN-DEV_PACKAGE_SECTION libdevel)
-set(CPACK_COMPONENT_DDPRUN-DEV_DESCRIPTION "the key-value store of ddprun's jobs, from C
+set(CPACK_DEBIAN_DDPRUN-DEV_PACKAGE_CONTROL_EXTRA "${CMAKE_SOURCE_DIR}/deploy/package/debian/triggers;${CMAKE_SOURCE_DIR}/deploy/package/debian/shlibs")
+set(CPACK_DEBIAN_DDPRUN-DEV_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+set(CPACK_COMPONENT_DDPRUN-DEV_DESCRIPTION "key-value store of ddprun's jobs, from C
 A small library with which any program can meet in the store of a job
 (PyTorch's TCPStore): connect, set, get, add, wait, each with a deadline.")
 set(CPACK_COMPONENT_DDPRUN-CUDA_DESCRIPTION "GPU backend of ddprun's trainer

@@ -149,7 +149,7 @@ def debian_changelog(path, version):
     lines = [f"ddprun ({version}) unstable; urgency=medium", ""]
     for point in points:
         lines += textwrap.wrap(point, 76, initial_indent="  * ", subsequent_indent="    ")
-    lines += ["", f" -- ddprun maintainers <ddprun@localhost.localdomain>  {email.utils.formatdate(when)}", ""]
+    lines += ["", f" -- ddprun maintainers <maintainers@ddprun.example>  {email.utils.formatdate(when)}", ""]
     return "\n".join(lines)
 
 

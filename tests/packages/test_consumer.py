@@ -70,7 +70,8 @@ int main(void) {
   printf("%d %d\n", store == NULL, strlen(error) > 0);
   if (ddprun_store_connect(NULL, 0, 30000, &store, error, sizeof error)) return puts(error), 1;
   const char* keys[] = {"never"};
-  printf("%d %d\n", ddprun_store_wait(store, keys, 1, 50), strstr(ddprun_store_error(store), "never") != NULL);
+  printf("%d ", ddprun_store_wait(store, keys, 1, 50));
+  printf("%d\n", strstr(ddprun_store_error(store), "never") != NULL);
   char small[2];
   size_t size = sizeof small;
   printf("%d ", ddprun_store_set(store, "k", "four", 4));
