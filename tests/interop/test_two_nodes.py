@@ -49,6 +49,7 @@ class TwoNodes(InteropTest):
     def test_a_standing_daemon_serves_two_nodes(self):
         port = free_port()
         daemon = self.start("ddprun-rendezvous", f"--port={port}")
+        self.wait_until(lambda: " port=" in daemon.err, "the daemon to listen: an agent would serve the endpoint itself")
         common = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=job8"]
         self.check(self.launch(common, []), attempt=0)
         self.assertIsNone(daemon.process.poll(), daemon.err)
@@ -61,6 +62,7 @@ class TorchrunOnOurDaemon(InteropTest):
         torchrun = str(pathlib.Path(sys.executable).parent / "torchrun")
         port = free_port()
         daemon = self.start("ddprun-rendezvous", f"--port={port}")
+        self.wait_until(lambda: " port=" in daemon.err, "the daemon to listen: an agent would serve the endpoint itself")
         # is_host=0: both agents are clients of our daemon, which they take for a TCPStore.
         arguments = [
             "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
