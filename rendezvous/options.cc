@@ -46,9 +46,9 @@ OptionTable make_table() {
 Result<std::string> read_token(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return Error::from_errno(errno, "--token-file " + path);
-  // A group that the file's owner chose may read it if that is not us: a Kubernetes Secret is root's, for our fsGroup.
-  const bool of_another = info.st_uid != ::geteuid() && (info.st_mode & 037) == 0;
-  if ((info.st_mode & 077) != 0 && !of_another) {
+  // Root's may be read by a group of root's choice: a Kubernetes Secret is such a file, for our fsGroup.
+  const bool roots = info.st_uid == 0 && ::geteuid() != 0 && (info.st_mode & 037) == 0;
+  if ((info.st_mode & 077) != 0 && !roots) {
     return Error(Errc::invalid_argument, "--token-file " + path + ": others can read it; chmod 600 it");
   }
   std::ifstream file(path);
