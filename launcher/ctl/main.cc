@@ -21,7 +21,6 @@
 #include "launcher/ctl/client.h"
 #include "launcher/ctl/doctor.h"
 #include "launcher/ctl/flight.h"
-#include "launcher/ctl/secret.h"
 #include "launcher/ctl/status.h"
 #include "launcher/ctl/store.h"
 
@@ -205,8 +204,6 @@ int roster(const Endpoint& endpoint, Arguments arguments) {
   return reply->ok ? exit_code::kOk : complain(exit_code::kFailure, reply->text);
 }
 
-int secret(const Endpoint&, Arguments arguments) { return ctl_secret(arguments); }
-
 struct Command {
   const char* name;
   const char* help;
@@ -227,7 +224,6 @@ constexpr std::array kCommands = {
     Command{"doctor",
             "[--log-dir DIR]               can jobs run on this host: GPUs, limits, names, room, ports; 0: yes, 78: no",
             ctl_doctor},
-    Command{"secret", "new|show FILE                 make the secret of a job or of an operator", secret},
     Command{"store", "get|set|keys|wait|stats ...   look into the key-value store", ctl_store},
 };
 
