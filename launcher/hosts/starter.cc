@@ -288,7 +288,11 @@ class Starter {
 
   void show(TimePoint now) {
     for (Console* console : {&out_, &err_}) {
-      console->mixer.flush_idle(now, console->queue);
+      if (console->waiting() == 0) {
+        console->mixer.flush_idle(now, console->queue);
+      } else {
+        console->mixer.hold_again(now);  // who waits for our console in the middle of a line has not paused there
+      }
       console->flush(now);
     }
   }
