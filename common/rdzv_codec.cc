@@ -145,7 +145,7 @@ class Reader {
     } else if constexpr (std::integral<T>) {
       value = static_cast<T>(checked(name, r_.i64(), bounds));
     } else {
-      for_each_field(value, [this](const auto& field, auto& member) { get(field.name, member, field.bounds); });
+      for_each_field(value, [&](const auto& field, auto& member) { get(field.name, member, field.bounds); });
       if constexpr (requires { Described<T>::problem(value); }) {
         std::string why = r_.failed() ? "" : Described<T>::problem(value);
         if (!why.empty()) complain(std::move(why));
